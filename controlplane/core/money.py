@@ -1,0 +1,149 @@
+"""Money as integer nanos (1e-9 of the book currency) and the two ways it is rounded and split.
+
+Nothing here uses floats. Exact intermediate values are `fractions.Fraction`; a value becomes an integer once, by
+`round_half_even`, and an integer is divided among owners only by `distribute`, so that parts add up to the whole.
+"""
+
+import re
+from collections.abc import Mapping
+from fractions import Fraction
+
+NANOS_PER_UNIT = 1_000_000_000
+NANOS_PER_CENT = NANOS_PER_UNIT // 100
+TOKENS_PER_PRICE = 1_000_000
+US_PER_HOUR = 3_600_000_000
+
+_DECIMAL = re.compile(r"([+-]?)(\d+)(?:\.(\d*))?(?:[eE]([+-]?\d{1,3}))?")
+_MAX_DIGITS = 60
+_MAX_EXPONENT = 40
+
+
+def round_half_even(value: Fraction | int) -> int:
+    """Nearest integer, ties to the even one; round_half_even(-x) == -round_half_even(x)."""
+    return round(value)
+
+
+def round_ratio(numerator: int, denominator: int) -> int:
+    """numerator / denominator rounded half-even, in integers only; the denominator is positive."""
+    if denominator <= 0:
+        raise ValueError(f"the denominator must be positive, not {denominator}")
+    quotient, rest = divmod(numerator, denominator)
+    twice = 2 * rest
+    if twice > denominator or (twice == denominator and quotient & 1):
+        return quotient + 1
+    return quotient
+
+
+def ceil_ratio(numerator: int, denominator: int) -> int:
+    """numerator / denominator rounded up; the denominator is positive."""
+    if denominator <= 0:
+        raise ValueError(f"the denominator must be positive, not {denominator}")
+    return -(-numerator // denominator)
+
+
+def price_tokens(tokens: int, price_nanos_per_million: int) -> int:
+    """Charge of one line of tokens, rounded half-even once."""
+    return round_ratio(tokens * price_nanos_per_million, TOKENS_PER_PRICE)
+
+
+def price_gpu_time(gpu_us: int, price_nanos_per_hour: int) -> int:
+    """Charge of one line of GPU time, rounded half-even once."""
+    return round_ratio(gpu_us * price_nanos_per_hour, US_PER_HOUR)
+
+
+def parse_decimal(text: str) -> Fraction:
+    """Exact value of a decimal string ("14880.00", "-0.5", "2.5e-7").
+
+    Raises ValueError for anything else: thousands separators, currency signs, infinities, more than 60 digits.
+    """
+    match = _DECIMAL.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"{text[:80]!r} is not a decimal number: write it like 1234.56, without separators or signs")
+    sign, whole, part, exponent = match.groups()
+    part = part or ""
+    shift = int(exponent or 0)
+    if len(whole) + len(part) > _MAX_DIGITS or abs(shift) > _MAX_EXPONENT:
+        raise ValueError(
+            f"{text[:80]!r} has too many digits: at most {_MAX_DIGITS} digits and exponent {_MAX_EXPONENT}"
+        )
+    value = Fraction(int(whole + part)) * Fraction(10) ** (shift - len(part))
+    return -value if sign == "-" else value
+
+
+def parse_nanos(text: str) -> int:
+    """Nanos of an exact decimal string of currency; ValueError when it is finer than a nano."""
+    value = parse_decimal(text) * NANOS_PER_UNIT
+    if value.denominator != 1:
+        raise ValueError(f"{text.strip()!r} is finer than 0.000000001: money has at most nine decimals")
+    return value.numerator
+
+
+def format_nanos(nanos: int, *, places_min: int = 2) -> str:
+    """Exact decimal string of nanos with at least `places_min` (0 to 9) decimals and no needless zeros after them."""
+    if not 0 <= places_min <= 9:
+        raise ValueError(f"places_min must be 0 to 9, not {places_min}")
+    whole, part = divmod(abs(nanos), NANOS_PER_UNIT)
+    digits = f"{part:09d}".rstrip("0").ljust(places_min, "0")
+    sign = "-" if nanos < 0 else ""
+    return f"{sign}{whole}.{digits}" if digits else f"{sign}{whole}"
+
+
+def format_cents(cents: int) -> str:
+    """Decimal string of an integer number of cents with two decimals: -150 is "-1.50"."""
+    whole, part = divmod(abs(cents), 100)
+    return f"{'-' if cents < 0 else ''}{whole}.{part:02d}"
+
+
+def cents_of(nanos: int) -> int:
+    """Cents of one amount printed alone, rounded half-even; amounts printed in a column use `distribute_cents`."""
+    return round_ratio(nanos, NANOS_PER_CENT)
+
+
+def distribute(total: int, quotas: Mapping[str, Fraction]) -> dict[str, int]:
+    """Integers next to exact `quotas` that add up to `total`, by largest remainder, ties in key order.
+
+    `total` must be the sum of the quotas rounded up or down; each part is then its quota rounded down or up.
+    Quotas may be negative. Sign-symmetric: the parts of the negated problem are the negated parts.
+    Returns the keys in key order. Raises ValueError when `total` is a unit or more away from the sum.
+    """
+    exact = sum(quotas.values(), Fraction(0))
+    if abs(exact - total) >= 1:
+        raise ValueError(f"cannot distribute {total}: the quotas add up to {float(exact)}")
+    keys = sorted(quotas)
+    if _leads_negative(exact, quotas, keys):
+        negated = distribute(-total, {key: -quotas[key] for key in keys})
+        return {key: -part for key, part in negated.items()}
+    parts = {key: quotas[key].numerator // quotas[key].denominator for key in keys}
+    left = total - sum(parts.values())
+    if left:
+        # sorted() is stable, so equal remainders stay in key order
+        for key in sorted(keys, key=lambda key: parts[key] - quotas[key])[:left]:
+            parts[key] += 1
+    return parts
+
+
+def _leads_negative(exact: Fraction, quotas: Mapping[str, Fraction], keys: list[str]) -> bool:
+    if exact:
+        return exact < 0
+    return next((quotas[key] < 0 for key in keys if quotas[key]), False)
+
+
+def split_largest_remainder(total: int, exact_weights: Mapping[str, Fraction | int]) -> dict[str, int]:
+    """Split an integer in proportion to exact non-negative weights; parts add up to `total`, ties in key order.
+
+    Raises ValueError for a negative weight, or when no weight is positive and there is something to split.
+    """
+    if any(weight < 0 for weight in exact_weights.values()):
+        raise ValueError("a weight is negative: split amounts by weights of zero or more")
+    whole = sum((Fraction(weight) for weight in exact_weights.values()), Fraction(0))
+    if not whole:
+        if total:
+            raise ValueError(f"cannot split {total}: no weight is positive")
+        return dict.fromkeys(sorted(exact_weights), 0)
+    return distribute(total, {key: total * Fraction(weight) / whole for key, weight in exact_weights.items()})
+
+
+def distribute_cents(parts_nanos: Mapping[str, int]) -> dict[str, int]:
+    """Cents to print for each part, adding up to the printed (half-even) total of all parts."""
+    total_cents = cents_of(sum(parts_nanos.values()))
+    return distribute(total_cents, {key: Fraction(nanos, NANOS_PER_CENT) for key, nanos in parts_nanos.items()})

@@ -1,0 +1,191 @@
+"""GPU time of concurrent requests on one slot: who used each microsecond that the slot was busy.
+
+At each instant the slot's time is shared among the running requests in proportion to their weights. The meter keeps one
+virtual clock per slot that advances by elapsed time / total weight (generalised processor sharing, Parekh and Gallager
+1993), so that a start or an end costs O(1) whatever runs beside it. All numbers are integers: what a division leaves
+over is carried to the next share and settled whenever the meter is read, at each minute and when the slot falls idle,
+so that the shares of a slot add up to its busy time exactly, per minute and in all.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+US_PER_MINUTE = 60_000_000
+_FRACTION_BITS = 32
+_FRACTION_MASK = (1 << _FRACTION_BITS) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class SlotMinutes:
+    """What a meter booked since it was last collected; keys hold the start of the UTC minute in microseconds.
+
+    For each minute the shares in `gpu_us_by_key` (minute, tenant, class) add up to `busy_us_by_minute`.
+    """
+
+    gpu_us_by_key: dict[tuple[int, str, str], int]
+    busy_us_by_minute: dict[int, int]
+
+
+class _Running:
+    __slots__ = ("booked_us", "key", "virtual", "weight")
+
+    def __init__(self, key: tuple[str, str], weight: int, virtual: int) -> None:
+        self.key = key
+        self.weight = weight
+        self.virtual = virtual
+        self.booked_us = 0
+
+
+class SlotMeter:
+    """Shares of one slot's busy time; instants are UTC microseconds that never go back, weights positive integers."""
+
+    __slots__ = (
+        "_booked_us", "_busy", "_carry", "_given_us", "_minute_end_us", "_now_us", "_rest", "_running", "_shares",
+        "_unsettled_us", "_virtual", "_weight", "busy_us",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self._running: dict[str, _Running] = {}
+        self._weight = 0
+        self._virtual = 0
+        self._rest = 0
+        self._carry = 0
+        self._now_us = 0
+        self._minute_end_us = 0
+        self._unsettled_us = 0
+        self._given_us = 0
+        self._shares: dict[tuple[int, str, str], int] = {}
+        self._busy: dict[int, int] = {}
+        self.busy_us = 0
+
+    @property
+    def running(self) -> int:
+        """Number of requests that run now."""
+        return len(self._running)
+
+    def start(self, request_id: str, at_us: int, *, tenant: str = "", class_: str = "", weight: int = 1) -> None:
+        """A request begins to run. Raises ValueError when it already runs, or for a weight below 1."""
+        if weight < 1:
+            raise ValueError(f"the weight of {request_id} must be a positive integer, not {weight}")
+        if request_id in self._running:
+            raise ValueError(f"{request_id} already runs on this slot")
+        self._advance(at_us)
+        self._running[request_id] = _Running((tenant, class_), weight, self._virtual)
+        self._weight += weight
+
+    def end(self, request_id: str, at_us: int) -> int:
+        """A request stops; returns its gpu_us over its whole run. Raises KeyError when it does not run here."""
+        run = self._running[request_id]
+        self._advance(at_us)
+        del self._running[request_id]
+        self._weight -= run.weight
+        if self._running:
+            self._book(run, self._share_us(run))
+        else:
+            self._book(run, self._unsettled_us - self._given_us)
+            self._reset()
+        return run.booked_us
+
+    def reweigh(self, request_id: str, at_us: int, weight: int) -> None:
+        """The weight of a running request changes, for policies that weigh by tokens in flight."""
+        if weight < 1:
+            raise ValueError(f"the weight of {request_id} must be a positive integer, not {weight}")
+        run = self._running[request_id]
+        self._advance(at_us)
+        self._book(run, self._share_us(run))
+        self._weight += weight - run.weight
+        run.weight = weight
+
+    def collect(self, at_us: int) -> SlotMinutes:
+        """Settle up to an instant, and take everything booked since the last call. O(running)."""
+        self._advance(at_us)
+        if self._running:
+            self._settle()
+        minutes = SlotMinutes(
+            {key: us for key, us in self._shares.items() if us},
+            {minute: us for minute, us in self._busy.items() if us},
+        )
+        self._shares = {}
+        self._busy = {}
+        return minutes
+
+    def _advance(self, at_us: int) -> None:
+        if at_us < self._now_us:
+            raise ValueError(f"time went back on a slot meter: {at_us} after {self._now_us} us")
+        while at_us >= self._minute_end_us:
+            if not self._running:
+                self._now_us = at_us
+                self._minute_end_us = at_us - at_us % US_PER_MINUTE + US_PER_MINUTE
+                return
+            self._accrue(self._minute_end_us)
+            self._settle()
+            self._minute_end_us += US_PER_MINUTE
+        self._accrue(at_us)
+
+    def _accrue(self, at_us: int) -> None:
+        elapsed_us = at_us - self._now_us
+        self._now_us = at_us
+        if self._weight and elapsed_us:
+            step, self._rest = divmod((elapsed_us << _FRACTION_BITS) + self._rest, self._weight)
+            self._virtual += step
+            self._unsettled_us += elapsed_us
+            self.busy_us += elapsed_us
+            minute = self._minute_end_us - US_PER_MINUTE
+            self._busy[minute] = self._busy.get(minute, 0) + elapsed_us
+
+    def _share_us(self, run: _Running) -> int:
+        exact = run.weight * (self._virtual - run.virtual) + self._carry
+        self._carry = exact & _FRACTION_MASK
+        run.virtual = self._virtual
+        return exact >> _FRACTION_BITS
+
+    def _book(self, run: _Running, us: int) -> None:
+        run.booked_us += us
+        self._given_us += us
+        key = (self._minute_end_us - US_PER_MINUTE, *run.key)
+        self._shares[key] = self._shares.get(key, 0) + us
+
+    def _settle(self) -> None:
+        *others, last = self._running.values()
+        for run in others:
+            self._book(run, self._share_us(run))
+        last.virtual = self._virtual
+        self._book(last, self._unsettled_us - self._given_us)
+        self._reset()
+
+    def _reset(self) -> None:
+        self._unsettled_us = self._given_us = self._rest = self._carry = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One request's stay on a slot, [start_us, end_us)."""
+
+    request_id: str
+    start_us: int
+    end_us: int
+    weight: int = 1
+    tenant: str = ""
+    class_: str = ""
+
+
+def share_gpu_time(runs: Iterable[Run]) -> dict[str, int]:
+    """gpu_us of each of the requests that ran on one slot; they add up to the slot's busy time exactly.
+
+    Raises ValueError when a run ends before it starts or an id runs twice at once.
+    """
+    meter = SlotMeter()
+    events: list[tuple[int, int, str, Run]] = []
+    for run in runs:
+        if run.end_us < run.start_us:
+            raise ValueError(f"{run.request_id} ends before it starts")
+        # at one instant: runs that were there end, new ones start, empty ones end
+        events.append((run.start_us, 1, run.request_id, run))
+        events.append((run.end_us, 0 if run.end_us > run.start_us else 2, run.request_id, run))
+    shares: dict[str, int] = {}
+    for at_us, kind, request_id, run in sorted(events, key=lambda event: event[:3]):
+        if kind == 1:
+            meter.start(request_id, at_us, tenant=run.tenant, class_=run.class_, weight=run.weight)
+        else:
+            shares[request_id] = shares.get(request_id, 0) + meter.end(request_id, at_us)
+    return shares
