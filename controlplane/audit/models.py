@@ -1,0 +1,25 @@
+"""The audit log: who changed what, when, from what to what, and why. Rows are only ever added."""
+
+from django.db import models
+
+
+class AuditEntry(models.Model):
+    """One change. `before` and `after` hold the changed fields only; secrets never appear."""
+
+    at = models.DateTimeField(db_index=True)
+    actor_id = models.BigIntegerField(null=True)
+    actor_name = models.CharField(max_length=200)
+    actor_role = models.CharField(max_length=20)
+    action = models.CharField(max_length=60, db_index=True)
+    noun = models.CharField(max_length=40)
+    object_id = models.CharField(max_length=80)
+    tenant_slug = models.CharField(max_length=63, blank=True, default="", db_index=True)
+    before = models.JSONField(null=True)
+    after = models.JSONField(null=True)
+    reason = models.TextField(blank=True, default="")
+    request_id = models.CharField(max_length=64, blank=True, default="")
+    previous_hash = models.BinaryField(max_length=32)
+    hash = models.BinaryField(max_length=32, unique=True)
+
+    class Meta:
+        indexes = [models.Index(fields=["noun", "object_id"])]

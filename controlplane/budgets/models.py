@@ -1,0 +1,104 @@
+"""Budgets, their windows, and the leases that agents spend: columns and constraints, no rules.
+
+At every instant settled + leased <= limit of a hard window: the database holds the invariant.
+"""
+
+from django.contrib.postgres.fields import ArrayField
+from django.db import models
+from django.db.models import F, Q
+
+from controlplane.tenants.models import Tenant
+
+
+def default_thresholds() -> list[int]:
+    return [50, 80, 100]
+
+
+class Budget(models.Model):
+    class Period(models.TextChoices):
+        DAY = "day"
+        WEEK = "week"
+        MONTH = "month"
+
+    id = models.AutoField(primary_key=True)
+    tenant = models.ForeignKey(Tenant, on_delete=models.PROTECT, related_name="budgets")
+    name = models.CharField(max_length=120)
+    period = models.CharField(max_length=5, choices=Period.choices, default=Period.MONTH)
+    anchor_day = models.PositiveSmallIntegerField(default=1)
+    zone = models.CharField(max_length=64, default="UTC")
+    limit_nanos = models.BigIntegerField()
+    hard = models.BooleanField(default=True)
+    thresholds_percent = ArrayField(models.PositiveSmallIntegerField(), default=default_thresholds)
+    archived_at = models.DateTimeField(null=True, blank=True)
+    created_at = models.DateTimeField()
+    updated_at = models.DateTimeField()
+    version = models.IntegerField(default=1)
+
+    class Meta:
+        constraints = [
+            models.CheckConstraint(condition=Q(limit_nanos__gte=0), name="budget_limit_not_negative"),
+            models.CheckConstraint(condition=Q(anchor_day__gte=1) & Q(anchor_day__lte=31), name="budget_anchor_day"),
+        ]
+
+
+class BudgetWindow(models.Model):
+    """One period of one budget: half-open instants, what was settled and what is out on lease, in nanos."""
+
+    id = models.BigAutoField(primary_key=True)
+    budget = models.ForeignKey(Budget, on_delete=models.PROTECT, related_name="windows")
+    starts_at = models.DateTimeField()
+    ends_at = models.DateTimeField()
+    limit_nanos = models.BigIntegerField()
+    hard = models.BooleanField(default=True)
+    settled_nanos = models.BigIntegerField(default=0)
+    leased_nanos = models.BigIntegerField(default=0)
+    notified_percent = models.PositiveSmallIntegerField(default=0)
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["budget", "starts_at"], name="budget_window_unique"),
+            models.CheckConstraint(condition=Q(leased_nanos__gte=0), name="budget_window_lease_not_negative"),
+            models.CheckConstraint(
+                condition=Q(hard=False) | Q(limit_nanos__gte=F("settled_nanos") + F("leased_nanos")),
+                name="hard_budget_never_overspent",
+            ),
+        ]
+
+
+class Lease(models.Model):
+    """Money an agent may spend for a tenant without asking. Counted until settled, sealed or written off."""
+
+    class State(models.TextChoices):
+        OPEN = "open"
+        CLOSED = "closed"
+
+    id = models.BigAutoField(primary_key=True)
+    agent_id = models.IntegerField()
+    epoch = models.IntegerField()
+    tenant = models.ForeignKey(Tenant, on_delete=models.PROTECT, related_name="+")
+    amount_nanos = models.BigIntegerField()
+    spent_nanos = models.BigIntegerField(default=0)
+    state = models.CharField(max_length=6, choices=State.choices, default=State.OPEN)
+    granted_at = models.DateTimeField()
+    expires_at = models.DateTimeField()
+    closed_at = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        constraints = [
+            models.CheckConstraint(condition=Q(amount_nanos__gt=0), name="lease_amount_positive"),
+            models.CheckConstraint(
+                condition=Q(spent_nanos__gte=0) & Q(spent_nanos__lte=F("amount_nanos")),
+                name="lease_spent_within_amount",
+            ),
+        ]
+        indexes = [models.Index(fields=["agent_id", "epoch", "state"])]
+
+
+class LeaseWindow(models.Model):
+    """Which budget windows a lease was taken from; its spending settles in each of them."""
+
+    lease = models.ForeignKey(Lease, on_delete=models.PROTECT, related_name="windows")
+    window = models.ForeignKey(BudgetWindow, on_delete=models.PROTECT, related_name="leases")
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["lease", "window"], name="lease_window_unique")]

@@ -1,0 +1,24 @@
+"""The web process: pages and REST through Django, sockets through Channels, agents through small ASGI handlers."""
+
+import os
+
+from channels.auth import AuthMiddlewareStack
+from channels.routing import ProtocolTypeRouter, URLRouter
+from channels.security.websocket import AllowedHostsOriginValidator
+from django.core.asgi import get_asgi_application
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.config.settings")
+
+django_application = get_asgi_application()
+
+from controlplane.exchange.asgi import ExchangeApplication  # noqa: E402 - needs the app registry
+from controlplane.live.urls import websocket_urlpatterns  # noqa: E402 - needs the app registry
+
+exchange = ExchangeApplication(fallback=django_application)
+
+application = ProtocolTypeRouter(
+    {
+        "http": exchange,
+        "websocket": AllowedHostsOriginValidator(AuthMiddlewareStack(URLRouter(websocket_urlpatterns))),
+    }
+)

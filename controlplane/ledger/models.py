@@ -1,0 +1,134 @@
+"""Rates and the double-entry book: columns and constraints. One row of `Transfer` balances by construction.
+
+Event and transfer rows are never updated or deleted; the database refuses it for every role.
+"""
+
+from django.db import models
+from django.db.models import F, Q
+
+from controlplane.fleet.models import Pool, ServedModel
+
+
+class CostRate(models.Model):
+    """What one slot-hour of a pool costs us from an instant on; versions are added, never changed."""
+
+    id = models.AutoField(primary_key=True)
+    pool = models.ForeignKey(Pool, on_delete=models.PROTECT, related_name="cost_rates")
+    nanos_per_slot_hour = models.BigIntegerField()
+    effective_from = models.DateTimeField()
+    created_at = models.DateTimeField()
+    created_by = models.CharField(max_length=200)
+    reason = models.TextField(blank=True, default="")
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["pool", "effective_from"], name="cost_rate_instant_unique"),
+            models.CheckConstraint(condition=Q(nanos_per_slot_hour__gte=0), name="cost_rate_not_negative"),
+        ]
+
+
+class RateCard(models.Model):
+    """What tenants are charged for a class and model from an instant on; its id is the record's `rate_version`."""
+
+    id = models.AutoField(primary_key=True)
+    class_slug = models.CharField(max_length=63)
+    model = models.ForeignKey(ServedModel, on_delete=models.PROTECT, related_name="rate_cards")
+    effective_from = models.DateTimeField()
+    prompt_nanos_per_mtok = models.BigIntegerField()
+    cached_nanos_per_mtok = models.BigIntegerField()
+    output_nanos_per_mtok = models.BigIntegerField()
+    gpu_nanos_per_slot_hour = models.BigIntegerField(default=0)
+    discount_ppm = models.PositiveIntegerField(default=0)
+    created_at = models.DateTimeField()
+    created_by = models.CharField(max_length=200)
+    reason = models.TextField(blank=True, default="")
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["class_slug", "model", "effective_from"], name="rate_card_instant_unique"),
+            models.CheckConstraint(
+                condition=Q(prompt_nanos_per_mtok__gte=0)
+                & Q(cached_nanos_per_mtok__gte=0)
+                & Q(output_nanos_per_mtok__gte=0)
+                & Q(gpu_nanos_per_slot_hour__gte=0),
+                name="rate_card_not_negative",
+            ),
+            models.CheckConstraint(condition=Q(discount_ppm__lte=1_000_000), name="rate_card_discount_at_most_1"),
+        ]
+
+
+class Account(models.Model):
+    """`code` is readable and stable: `fleet:<pool>`, `tenant:<slug>:<class>:<line>`, `platform:<class>:<line>`."""
+
+    id = models.AutoField(primary_key=True)
+    code = models.CharField(max_length=200, unique=True)
+    kind = models.CharField(max_length=20)
+    tenant_slug = models.CharField(max_length=63, blank=True, default="", db_index=True)
+    class_slug = models.CharField(max_length=63, blank=True, default="")
+    pool_slug = models.CharField(max_length=63, blank=True, default="")
+    line = models.CharField(max_length=40, blank=True, default="")
+
+
+class LedgerEvent(models.Model):
+    """A business event groups transfers under one key; the same key with other lines is an error."""
+
+    id = models.BigAutoField(primary_key=True)
+    key = models.CharField(max_length=200, unique=True)
+    kind = models.CharField(max_length=30)
+    digest = models.CharField(max_length=64)
+    posted_at = models.DateTimeField()
+    period = models.CharField(max_length=7, db_index=True)
+    interval_start = models.DateTimeField(null=True)
+    interval_end = models.DateTimeField(null=True)
+    corrects = models.ForeignKey("self", null=True, blank=True, on_delete=models.PROTECT, related_name="corrections")
+    reason = models.TextField(blank=True, default="")
+    created_by = models.CharField(max_length=200)
+
+
+class Transfer(models.Model):
+    id = models.BigAutoField(primary_key=True)
+    event = models.ForeignKey(LedgerEvent, on_delete=models.PROTECT, related_name="transfers")
+    debit = models.ForeignKey(Account, on_delete=models.PROTECT, related_name="debits")
+    credit = models.ForeignKey(Account, on_delete=models.PROTECT, related_name="credits")
+    amount_nanos = models.BigIntegerField()
+    period = models.CharField(max_length=7)
+
+    class Meta:
+        constraints = [
+            models.CheckConstraint(condition=Q(amount_nanos__gt=0), name="transfer_amount_positive"),
+            models.CheckConstraint(condition=~Q(debit=F("credit")), name="transfer_between_two_accounts"),
+        ]
+        indexes = [models.Index(fields=["debit", "period"]), models.Index(fields=["credit", "period"])]
+
+
+class AttributionInterval(models.Model):
+    """The last attribution of one pool and (cut) hour: which input it saw, which run's lines are in force."""
+
+    id = models.BigAutoField(primary_key=True)
+    pool = models.ForeignKey(Pool, on_delete=models.PROTECT, related_name="+")
+    starts_at = models.DateTimeField()
+    ends_at = models.DateTimeField()
+    run = models.PositiveIntegerField(default=0)
+    input_digest = models.CharField(max_length=64, blank=True, default="")
+    method = models.CharField(max_length=40)
+    cost_nanos = models.BigIntegerField(default=0)
+    attributed_at = models.DateTimeField()
+    complete = models.BooleanField(default=False)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["pool", "starts_at"], name="attribution_interval_unique")]
+
+
+class AttributionLine(models.Model):
+    """A line of the run in force of an interval; the lines of an interval add up to its cost exactly."""
+
+    id = models.BigAutoField(primary_key=True)
+    interval = models.ForeignKey(AttributionInterval, on_delete=models.CASCADE, related_name="lines")
+    tenant_slug = models.CharField(max_length=63)
+    class_slug = models.CharField(max_length=63, blank=True, default="")
+    line = models.CharField(max_length=40)
+    gpu_us = models.BigIntegerField(default=0)
+    amount_nanos = models.BigIntegerField()
+
+    class Meta:
+        indexes = [models.Index(fields=["tenant_slug"])]

@@ -1,0 +1,129 @@
+"""Revisions, their signed bundles, rollouts and deliveries: columns and constraints, no rules."""
+
+import uuid
+
+from django.db import models
+from django.db.models import Q
+
+from controlplane.fleet.models import Agent, Pool
+
+
+class SigningKey(models.Model):
+    """The public half of a signing key; the private half is a file that only worker and controller read."""
+
+    class Use(models.TextChoices):
+        POLICY = "policy"
+        LIVE = "live"
+        NUDGE = "nudge"
+
+    kid = models.CharField(max_length=24, primary_key=True)
+    use = models.CharField(max_length=6, choices=Use.choices)
+    public_key = models.BinaryField(max_length=32)
+    created_at = models.DateTimeField()
+    revoked_at = models.DateTimeField(null=True, blank=True)
+
+
+class Revision(models.Model):
+    """An immutable, numbered compilation of all policy. `rolls_back_to` names the revision whose content it repeats."""
+
+    number = models.AutoField(primary_key=True)
+    created_at = models.DateTimeField()
+    created_by = models.CharField(max_length=200)
+    reason = models.TextField()
+    digest = models.CharField(max_length=64)
+    configuration = models.JSONField()
+    rolls_back_from = models.IntegerField(null=True, blank=True)
+    rolls_back_to = models.IntegerField(null=True, blank=True)
+    not_before = models.DateTimeField()
+    accept_until = models.DateTimeField()
+
+
+class PolicyBundle(models.Model):
+    """What one pool's agents pull: canonical JSON, by the SHA-256 of its bytes; the signer fills in the signature."""
+
+    revision = models.ForeignKey(Revision, on_delete=models.PROTECT, related_name="bundles")
+    pool = models.ForeignKey(Pool, on_delete=models.PROTECT, related_name="bundles")
+    digest = models.CharField(max_length=64, unique=True)
+    body = models.BinaryField()
+    kid = models.CharField(max_length=24, blank=True, default="")
+    signature = models.BinaryField(null=True, blank=True)
+    signed_at = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["revision", "pool"], name="one_bundle_per_revision_and_pool")]
+
+
+class Rollout(models.Model):
+    class State(models.TextChoices):
+        REQUESTED = "requested"
+        RUNNING = "running"
+        DONE = "done"
+        SUPERSEDED = "superseded"
+        STOPPED = "stopped"
+
+    revision = models.OneToOneField(Revision, on_delete=models.PROTECT, related_name="rollout")
+    state = models.CharField(max_length=10, choices=State.choices, default=State.REQUESTED)
+    requested_at = models.DateTimeField()
+    requested_by = models.CharField(max_length=200)
+    finished_at = models.DateTimeField(null=True, blank=True)
+    fence = models.UUIDField(default=uuid.uuid4)
+
+    class Meta:
+        indexes = [models.Index(fields=["state"])]
+
+
+class Wave(models.Model):
+    class State(models.TextChoices):
+        PENDING = "pending"
+        SENT = "sent"
+
+    rollout = models.ForeignKey(Rollout, on_delete=models.PROTECT, related_name="waves")
+    number = models.PositiveSmallIntegerField()
+    percent = models.PositiveSmallIntegerField(default=100)
+    state = models.CharField(max_length=7, choices=State.choices, default=State.PENDING)
+    sent_at = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["rollout", "number"], name="wave_number_unique")]
+
+
+class Delivery(models.Model):
+    """One agent's way to a revision: pending, sent, acked, nacked (with its reason) or timed out."""
+
+    class State(models.TextChoices):
+        PENDING = "pending"
+        SENT = "sent"
+        ACKED = "acked"
+        NACKED = "nacked"
+        TIMED_OUT = "timed_out"
+
+    rollout = models.ForeignKey(Rollout, on_delete=models.PROTECT, related_name="deliveries")
+    agent = models.ForeignKey(Agent, on_delete=models.PROTECT, related_name="deliveries")
+    wave = models.PositiveSmallIntegerField(default=1)
+    digest = models.CharField(max_length=64)
+    state = models.CharField(max_length=9, choices=State.choices, default=State.PENDING)
+    sent_at = models.DateTimeField(null=True, blank=True)
+    answered_at = models.DateTimeField(null=True, blank=True)
+    reason = models.TextField(blank=True, default="")
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["rollout", "agent"], name="one_delivery_per_agent")]
+        indexes = [models.Index(fields=["state"], condition=Q(state__in=["pending", "sent"]), name="open_deliveries")]
+
+
+class LiveEntry(models.Model):
+    """One signed entry of the live list: what acts at once beside the revision. `number` only grows.
+
+    `body` is canonical JSON of `wire.live_list`; a later entry about the same subject replaces an earlier one.
+    """
+
+    number = models.BigIntegerField(primary_key=True)
+    kind = models.CharField(max_length=10)
+    subject = models.CharField(max_length=80)
+    body = models.BinaryField()
+    kid = models.CharField(max_length=24)
+    signature = models.BinaryField()
+    signed_at = models.DateTimeField()
+
+    class Meta:
+        indexes = [models.Index(fields=["kind", "subject"])]

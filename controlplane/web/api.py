@@ -1,0 +1,54 @@
+"""REST conventions of every noun: errors as problem+json (RFC 9457)."""
+
+from typing import Any
+
+from django.core.exceptions import ValidationError
+from django.http import Http404
+from rest_framework.exceptions import APIException, PermissionDenied
+from rest_framework.response import Response
+from rest_framework.views import exception_handler
+
+PROBLEM_TYPE = "application/problem+json"
+
+
+class Conflict(APIException):
+    status_code = 409
+    default_detail = "The state of this object does not allow it."
+    default_code = "conflict"
+
+
+class PreconditionFailed(APIException):
+    status_code = 412
+    default_detail = "Somebody changed this since you read it: read it again and repeat your change."
+    default_code = "stale"
+
+
+def problem_json(error: Exception, context: dict[str, Any]) -> Response | None:
+    """DRF's exception handler: one problem document per error, with the fields that were wrong."""
+    if isinstance(error, ValidationError):
+        fields = error.message_dict if hasattr(error, "error_dict") else {"detail": error.messages}
+        return _problem(400, "Some values cannot be used.", "invalid", fields)
+    response = exception_handler(error, context)
+    if response is None:
+        return None
+    status = response.status_code
+    if isinstance(error, Http404):
+        return _problem(status, "There is no such object, or it is not yours.", "not_found", None)
+    detail = response.data.get("detail") if isinstance(response.data, dict) else None
+    code = getattr(error, "default_code", "error")
+    if isinstance(error, PermissionDenied):
+        code = "forbidden"
+    fields = None if detail is not None else response.data
+    title = str(detail) if detail is not None else "Some values cannot be used."
+    problem = _problem(status, title, code, fields)
+    for header in ("WWW-Authenticate", "Retry-After", "Allow"):
+        if header in response:
+            problem[header] = response[header]
+    return problem
+
+
+def _problem(status: int, title: str, code: str, fields: Any) -> Response:
+    body: dict[str, Any] = {"type": f"about:blank#{code}", "title": title, "status": status, "code": code}
+    if fields is not None:
+        body["errors"] = fields
+    return Response(body, status=status, content_type=PROBLEM_TYPE)

@@ -1,0 +1,229 @@
+"""The policy document of one pool, its signed envelope, live-list entries and nudges: parsed once, at the edge."""
+
+from msgspec import Struct
+
+SCHEMA = 1
+
+
+class SizeBounds(Struct, frozen=True):
+    gpu_ms: list[int]
+    aging_s: int
+    reserve_after_ms: int
+
+
+class FlexPolicy(Struct, frozen=True):
+    """Units are in the names; `max_lent` null is all flex slots."""
+
+    lend_p95_ms: int
+    lend_hold_s: int
+    load_limit: float
+    lend_slack: float
+    return_slack: float
+    return_hold_s: int
+    min_hold_s: int
+    drain_bound_s: int
+    grant_ttl_s: int
+    cooldown_s: int
+    decision_interval_s: int
+    max_lent: int | None
+    spillover_per_week: int
+    spillover_action: str
+
+
+class SafeRate(Struct, frozen=True):
+    """Tested interactive requests/s by slots that serve interactive; linear between entries."""
+
+    entries: dict[str, float]
+    measured_at: str = ""
+    trace: str = ""
+    valid_until: str = ""
+
+
+class SlotPolicy(Struct, frozen=True):
+    id: int
+    name: str
+    band: str
+    places: int
+    kv_tokens: int
+    agent_id: int | None
+
+
+class PoolPolicy(Struct, frozen=True):
+    id: int
+    slug: str
+    model: str
+    model_id: int
+    isolation: str
+    interactive_class: str
+    batch_class: str
+    fairness_unit: str
+    prompt_weight: int
+    output_weight: int
+    sizes: SizeBounds
+    prefill_us_per_token: int
+    decode_us_per_token: int
+    flex: FlexPolicy
+    safe_rate: SafeRate
+    slots: list[SlotPolicy]
+
+
+class ClassPolicy(Struct, frozen=True):
+    id: int
+    slug: str
+    kind: str
+    priority: int
+    min_share_ppm: int
+    max_prompt_tokens: int
+    max_output_tokens: int
+    default_output_tokens: int
+    template_allowance_tokens: int
+    max_queue: int
+    max_wait_ms: int
+    stage_timeout_s: int
+    overload: str
+    downgrade_to: str | None
+    retry_safe: bool
+    cancellable: bool
+    default_deadline_s: int
+    models: list[str]
+
+
+class TenantPolicy(Struct, frozen=True):
+    """`hard_budget` says that admission needs a lease."""
+
+    id: int
+    slug: str
+    weight: int
+    max_concurrency: int
+    classes: list[str]
+    models: list[str]
+    outage_posture: str
+    hard_budget: bool
+    ancestors: list[int]
+
+
+class ContractPolicy(Struct, frozen=True):
+    """A contract version; `tenant_id` null is everyone in the class."""
+
+    version_id: int
+    slug: str
+    class_id: int
+    tenant_id: int | None
+    effective_from: str
+    objective: str
+    metric: str
+    threshold_ms: int
+
+
+class RatePolicy(Struct, frozen=True):
+    rate_version: int
+    class_slug: str
+    model_id: int
+    effective_from: str
+    prompt_nanos_per_mtok: int
+    cached_nanos_per_mtok: int
+    output_nanos_per_mtok: int
+    gpu_nanos_per_slot_hour: int
+    discount_ppm: int
+
+
+class PolicyDocument(Struct, frozen=True):
+    """Compiled for one pool with only what that pool needs. The agent applies a revision that only grows."""
+
+    schema: int
+    installation: str
+    revision: int
+    not_before: str
+    accept_until: str
+    pool: PoolPolicy
+    classes: list[ClassPolicy]
+    tenants: list[TenantPolicy]
+    contracts: list[ContractPolicy]
+    rates: list[RatePolicy]
+
+
+class SignedPolicy(Struct, frozen=True):
+    """The envelope that is pulled: `body` is base64 of the canonical document; the signature covers
+    `header_message(...)`, so installation, pool, revision and digest cannot be swapped."""
+
+    kid: str
+    signature: str
+    body: str
+
+
+class LiveKey(Struct, frozen=True, tag="key", tag_field="kind"):
+    """An API key as agents know it: hashes (SHA-256 hex) of its present and, until an instant, previous secret."""
+
+    number: int
+    id: int
+    public_id: str
+    tenant_id: int
+    state: str
+    hashes: list[str]
+    previous_until_us: int | None
+    expires_us: int | None
+    classes: list[str]
+    default_class: str
+    max_concurrency: int | None
+    requests_per_s: float | None
+    tokens_per_minute: int | None
+
+
+class LiveTenant(Struct, frozen=True, tag="tenant", tag_field="kind"):
+    number: int
+    id: int
+    slug: str
+    state: str
+
+
+class LiveClass(Struct, frozen=True, tag="class", tag_field="kind"):
+    number: int
+    id: int
+    slug: str
+    state: str
+
+
+class LiveFreeze(Struct, frozen=True, tag="freeze", tag_field="kind"):
+    number: int
+    pool_id: int
+    frozen_until_us: int | None
+
+
+LiveBody = LiveKey | LiveTenant | LiveClass | LiveFreeze
+
+
+class Nudge(Struct, frozen=True):
+    """Hastens what the next report would bring anyway. kind: policy, recall, grant, lease, live or report."""
+
+    kind: str
+    pool: str
+    agent: str | None
+    slot_id: int | None
+    fence: int | None
+    revision: int | None
+    digest: str | None
+    wave: int | None
+    nonce: str
+    issued_us: int
+    expires_us: int
+
+
+class SignedNudge(Struct, frozen=True):
+    kid: str
+    signature: str
+    body: str
+
+
+def policy_message(*, installation: str, pool: str, revision: int, digest: str, accept_until: str) -> bytes:
+    """What the policy key signs."""
+    return f"policy\n{installation}\n{pool}\n{revision}\n{digest}\n{accept_until}".encode()
+
+
+def live_message(*, installation: str, number: int, digest: str) -> bytes:
+    """What the live key signs for one entry."""
+    return f"live\n{installation}\n{number}\n{digest}".encode()
+
+
+def nudge_message(*, installation: str, digest: str) -> bytes:
+    """What the nudge key signs."""
+    return f"nudge\n{installation}\n{digest}".encode()

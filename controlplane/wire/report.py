@@ -1,0 +1,366 @@
+"""What an agent says: enrolment, hello, report, lease request; and what it is answered. Golden files pin the bytes.
+
+Times are Unix microseconds of the agent's wall clock corrected by nothing; durations come from its monotonic clock.
+Rows are arrays (`array_like`) so that a report of many records stays small. Every report is an increment: counts and
+GPU time are what was added since the report before it.
+"""
+
+from msgspec import Struct, field
+
+LAYOUT = 1
+
+
+class Enrol(Struct, frozen=True):
+    token: str
+    public_key: str
+    name: str
+    software: str
+    slots: int
+    address: str = ""
+
+
+class Enrolled(Struct, frozen=True):
+    agent: str
+    agent_id: int
+    pool: str
+    installation: str
+    signing_keys: dict[str, str]
+    """kid -> public key (base64); uses are told apart by `policy:`, `live:` and `nudge:` before the kid."""
+    approved: bool
+    broker: str = ""
+
+
+class Hello(Struct, frozen=True):
+    software: str
+    boot_id: str
+    spooled_epochs: list[int] = []
+    address: str = ""
+
+
+class Helloed(Struct, frozen=True):
+    epoch: int
+    agent_id: int
+    pool: str
+    installation: str
+    signing_keys: dict[str, str]
+    accepted_through: dict[str, int]
+    """epoch -> last accepted seq, for the epochs the agent still has spooled."""
+    interval_ms: int
+    server_time_us: int
+    broker: str = ""
+
+
+class UsageRow(Struct, array_like=True, frozen=True):
+    """One closed attempt; the order of fields is the wire layout 1. -1 stands for unknown in `*_us` and `slot_id`.
+
+    `job` is the UUID from `x-flexband-job`, or empty; `client_request_id` at most 128 characters.
+    """
+
+    request_id: str
+    arrived_us: int
+    ended_us: int
+    attempt: int
+    slot_id: int
+    tenant_id: int
+    key_id: int
+    class_id: int
+    asked_class_id: int
+    model_id: int
+    job: str
+    revision: int
+    rate_version: int
+    outcome: int
+    status: int
+    flags: int
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    admission_us: int
+    queue_us: int
+    batch_wait_us: int
+    preprocess_us: int
+    prefill_us: int
+    decode_us: int
+    return_us: int
+    ttft_us: int
+    gpu_us: int
+    estimated_gpu_us: int
+    charge_prompt_nanos: int
+    charge_cached_nanos: int
+    charge_output_nanos: int
+    charge_gpu_nanos: int
+    client_request_id: str = ""
+
+
+FLAG_STREAMED = 1
+FLAG_ESTIMATED = 2
+FLAG_NOT_CHARGED = 4
+
+
+class SlotUsage(Struct, array_like=True, frozen=True):
+    """GPU time one tenant and class got on one slot in one UTC minute (its start in Unix microseconds)."""
+
+    slot_id: int
+    minute_us: int
+    tenant_id: int
+    class_id: int
+    charged: bool
+    gpu_us: int
+
+
+class SlotMeter(Struct, array_like=True, frozen=True):
+    """What the slot's meter saw in one UTC minute: busy, observed, warming and broken time."""
+
+    slot_id: int
+    minute_us: int
+    busy_us: int
+    observed_us: int
+    warming_us: int = 0
+    broken_us: int = 0
+
+
+class ObjectiveCount(Struct, array_like=True, frozen=True):
+    """Counts of one contract version by minute of arrival."""
+
+    contract_version_id: int
+    minute_us: int
+    offered: int
+    admitted: int
+    successful: int
+    good: int
+    neutral: int
+    bad: dict[str, int]
+
+
+class RefusalCount(Struct, array_like=True, frozen=True):
+    minute_us: int
+    tenant_id: int
+    class_id: int
+    reason: int
+    count: int
+
+
+class Check(Struct, array_like=True, frozen=True):
+    name: str
+    value: str
+    limit: str
+    held: bool
+
+
+class DecisionSample(Struct, frozen=True):
+    request_id: str
+    at_us: int
+    tenant_id: int
+    key_id: int
+    class_id: int
+    decision: str
+    reason: int
+    checks: list[Check]
+
+
+class LeaseSpend(Struct, array_like=True, frozen=True):
+    """Spent and reserved of a lease so far (totals, not increments)."""
+
+    lease_id: int
+    spent_nanos: int
+    reserved_nanos: int
+
+
+class Trip(Struct, frozen=True):
+    slot_id: int
+    fence: int
+    at_us: int
+    reason: str
+    value: float
+
+
+class SlotLive(Struct, frozen=True):
+    """A slot now. `state` is the engine's (ready, warming, broken, draining); `flex` the grant's state machine's.
+
+    Drain instants are Unix microseconds, null until they happen.
+    """
+
+    slot_id: int
+    state: str
+    flex: str
+    fence: int
+    running: int
+    running_batch: int
+    running_batch_gpu_us: int
+    free_kv_tokens: int
+    total_kv_tokens: int
+    stop_admit_us: int | None = None
+    last_token_us: int | None = None
+    home_us: int | None = None
+
+
+class ClassLive(Struct, frozen=True):
+    """A class on this agent now. Rates are over the last 5 min; `wait_60s` and `ttft_60s` are sparse histograms
+    ([index, count], scale 4) of the last 60 s; waits include the ages of those still waiting and refusals at max_wait.
+    """
+
+    class_id: int
+    depth: int
+    oldest_age_us: int | None
+    running: int
+    head_request_id: str
+    head_reason: str
+    arrivals_per_s: float
+    departures_per_s: float
+    admitted_per_s_60s: float
+    residence_mean_us: int | None
+    present_mean: float
+    departures: int
+    refused_60s: dict[str, int]
+    wait_60s: list[tuple[int, int]]
+    ttft_60s: list[tuple[int, int]]
+
+
+class TenantLive(Struct, frozen=True):
+    class_id: int
+    tenant_id: int
+    depth: int
+    oldest_age_us: int | None
+    running: int
+    counter: float
+    arrivals_per_s: float
+    departures_per_s: float
+    residence_mean_us: int | None
+    present_mean: float
+
+
+class LiveFigures(Struct, frozen=True):
+    at_us: int
+    slots: list[SlotLive]
+    classes: list[ClassLive]
+    tenants: list[TenantLive]
+
+
+class Demand(Struct, array_like=True, frozen=True):
+    """Requests of the last 10 s by tenant (scope `t`), key (`k`) or class (`c`): what shares of limits follow."""
+
+    scope: str
+    id: int
+    requests: int
+    tokens: int
+    refused: int
+
+
+class Report(Struct, frozen=True):
+    """One exchange. `revision` and `live_number` acknowledge; `refused_revision` with its reason refuses."""
+
+    layout: int
+    epoch: int
+    seq: int
+    sent_us: int
+    revision: int
+    live_number: int
+    records: list[UsageRow] = []
+    slot_usage: list[SlotUsage] = []
+    slot_meters: list[SlotMeter] = []
+    objectives: list[ObjectiveCount] = []
+    refusals: list[RefusalCount] = []
+    samples: list[DecisionSample] = []
+    spends: list[LeaseSpend] = []
+    trips: list[Trip] = []
+    demand: list[Demand] = []
+    figures: LiveFigures | None = None
+    refused_revision: int | None = None
+    refused_reason: str = ""
+    seal: bool = False
+
+
+class Grant(Struct, frozen=True):
+    """`action` is lend or recall. A TTL counts from the instant the agent sent the report that this answers."""
+
+    slot_id: int
+    fence: int
+    action: str
+    ttl_us: int
+    reason: str = ""
+
+
+class Lease(Struct, frozen=True):
+    """An open lease in full; `expires_us` ends its use, not its accounting. `slice` is the outage posture's share."""
+
+    lease_id: int
+    tenant_id: int
+    amount_nanos: int
+    expires_us: int
+
+
+class Exhausted(Struct, frozen=True):
+    """Why a tenant has no lease: the level and window that blocked, and when that window ends."""
+
+    tenant_id: int
+    budget: str
+    ends_us: int
+
+
+class Share(Struct, frozen=True):
+    """This agent's part of an installation-wide limit; null is no limit. scope: tenant, key or class."""
+
+    scope: str
+    id: int
+    concurrency: int | None
+    requests_per_s: float | None
+    tokens_per_minute: int | None
+
+
+class LiveItem(Struct, frozen=True):
+    """A signed entry of the live list: `body` is the base64 of canonical JSON of `wire.live_list`."""
+
+    number: int
+    body: str
+    kid: str
+    signature: str
+
+
+class LiveDelta(Struct, frozen=True):
+    since: int
+    through: int
+    full: bool
+    entries: list[LiveItem]
+
+
+class Answer(Struct, frozen=True):
+    accepted_through: int
+    repeat: bool
+    revision: int
+    digest: str
+    interval_ms: int
+    server_time_us: int
+    generation: int
+    grants: list[Grant] = []
+    leases: list[Lease] = []
+    exhausted: list[Exhausted] = []
+    shares: list[Share] = []
+    live: LiveDelta | None = None
+    quarantined: int = 0
+    rotate_key: bool = False
+    drain: bool = False
+
+
+class LeaseRequest(Struct, frozen=True):
+    """Asks between reports: the tenant and the least that would let the waiting request pass."""
+
+    tenant_id: int
+    need_nanos: int
+    spends: list[LeaseSpend] = []
+
+
+class LeaseAnswer(Struct, frozen=True):
+    leases: list[Lease]
+    exhausted: list[Exhausted] = []
+
+
+class Problem(Struct, frozen=True):
+    """RFC 9457. `code` is closed: superseded, conflict, expected, unknown_agent, bad_signature, sealed, too_large,
+    unreadable, token_used, token_expired, token_unknown, must_upgrade, retired."""
+
+    type: str
+    title: str
+    status: int
+    code: str
+    detail: str = ""
+    expected: int | None = field(default=None)

@@ -1,0 +1,60 @@
+"""Canonical JSON, digests and Ed25519 signatures of everything that crosses between agent and control plane."""
+
+import base64
+import hashlib
+from typing import Any
+
+import msgspec
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+AGENT_HEADER = "x-flexband-agent"
+EPOCH_HEADER = "x-flexband-epoch"
+SEQ_HEADER = "x-flexband-seq"
+TIME_HEADER = "x-flexband-time"
+SIGNATURE_HEADER = "x-flexband-signature"
+# How far the signed time of a request without a seq may lie from the receiver's clock.
+TIME_TOLERANCE_US = 300_000_000
+
+_encoder = msgspec.json.Encoder(order="deterministic")
+
+
+def canonical(document: Any) -> bytes:
+    """The one byte form of a document: JSON, keys sorted, no spaces, UTF-8."""
+    return _encoder.encode(document)
+
+
+def digest_hex(body: bytes) -> str:
+    return hashlib.sha256(body).hexdigest()
+
+
+def request_message(*, method: str, path: str, body: bytes, epoch: int, stamp: int) -> bytes:
+    """What an agent signs. `stamp` is the seq, or Unix microseconds where there is none."""
+    return f"{method}\n{path}\n{digest_hex(body)}\n{epoch}\n{stamp}".encode()
+
+
+def sign(key: Ed25519PrivateKey, message: bytes) -> bytes:
+    return key.sign(message)
+
+
+def verify(public_key: bytes, signature: bytes, message: bytes) -> bool:
+    """True when `signature` (64 bytes) of `message` was made by the private half of `public_key` (32 raw bytes)."""
+    try:
+        Ed25519PublicKey.from_public_bytes(public_key).verify(signature, message)
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+def to_text(raw: bytes) -> str:
+    return base64.urlsafe_b64encode(raw).decode()
+
+
+def from_text(text: str) -> bytes:
+    """Raises ValueError on text that is not base64."""
+    return base64.urlsafe_b64decode(text.encode())
+
+
+def key_id(public_key: bytes) -> str:
+    """`kid`: the first 16 hex digits of the key's SHA-256."""
+    return hashlib.sha256(public_key).hexdigest()[:16]
