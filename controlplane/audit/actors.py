@@ -1,0 +1,32 @@
+"""Who acts: a signed-in person through a request, or a part of the system by name."""
+
+from dataclasses import dataclass
+
+from django.core.exceptions import ObjectDoesNotExist
+from django.http import HttpRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Actor:
+    """`id` is the user's, None for a part of the system; `role` is the role at that moment."""
+
+    id: int | None
+    name: str
+    role: str
+    request_id: str = ""
+
+    @classmethod
+    def system(cls, name: str) -> "Actor":
+        return cls(id=None, name=name, role="system")
+
+
+def actor_of(request: HttpRequest) -> Actor:
+    """The person behind a request. Raises ValueError when nobody is signed in: guard the view first."""
+    user = request.user
+    if not user.is_authenticated:
+        raise ValueError("nobody is signed in: the view lacks its guard")
+    try:
+        role = user.member.role  # type: ignore[union-attr]
+    except ObjectDoesNotExist:
+        role = ""
+    return Actor(id=user.pk, name=user.get_username(), role=role, request_id=getattr(request, "request_id", ""))
