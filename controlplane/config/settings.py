@@ -71,6 +71,7 @@ INSTALLED_APPS = [
     "controlplane.flex",
     "controlplane.exchange",
     "controlplane.live",
+    "controlplane.operations",
     "controlplane.demo",
 ]
 

@@ -1,0 +1,14 @@
+# One image for every process; docker-compose.yml says which command each runs.
+FROM python:3.12-slim
+ENV PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 FLEXBAND_VAR=/var/lib/flexband
+WORKDIR /srv/flexband
+COPY requirements/runtime.txt requirements/runtime.txt
+RUN pip install --no-cache-dir --require-hashes --no-deps -r requirements/runtime.txt
+COPY manage.py pyproject.toml ./
+COPY controlplane controlplane
+COPY templates templates
+COPY static static
+RUN useradd --system --create-home --home-dir /var/lib/flexband flexband
+USER flexband
+EXPOSE 8000
+CMD ["python", "-m", "uvicorn", "controlplane.config.asgi:application", "--host", "0.0.0.0", "--port", "8000", "--ws", "websockets-sansio", "--no-access-log"]
