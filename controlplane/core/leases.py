@@ -1,0 +1,87 @@
+"""Leases of hard budgets and shares of installation-wide limits.
+
+A lease is money that one agent may spend without asking; it is taken out of every hard budget window that must hold,
+so agents together cannot overspend, cut off or not. Limits on concurrency and rates are divided among agents the same
+way: the shares sum to the limit and follow demand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from controlplane.core.money import split_largest_remainder
+from controlplane.core.reasons import Reason
+
+RECENT_SPEND_S: Final = 60
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetWindow:
+    """One window of one hard budget: a level (tenant or ancestor) and a period, half-open in instants."""
+
+    level: str
+    window: str
+    ends_at_us: int
+    limit_nanos: int
+    settled_nanos: int
+    outstanding_nanos: int
+
+    @property
+    def remaining_nanos(self) -> int:
+        """What may still be leased; never negative, even while a lowered limit is over-leased."""
+        return max(0, self.limit_nanos - self.settled_nanos - self.outstanding_nanos)
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseSize:
+    """The amount granted, or 0 with the reason and the window that blocked."""
+
+    amount_nanos: int
+    reason: Reason | None = None
+    blocked_by: BudgetWindow | None = None
+
+
+def lease_size(
+    windows: Sequence[BudgetWindow], *, active_agents: int, recent_spend_nanos: int, max_request_nanos: int
+) -> LeaseSize:
+    """How much to lease to one agent for one tenant.
+
+    The least over the windows of remaining / (2 x active agents), brought down to `recent_spend_nanos` (what this
+    agent spent for the tenant in the last 60 s), then up to one `max_request_nanos`, then down to what is left. Under
+    one max request nothing is granted and the blocking window is named: the one with the least left, the first of
+    those. Raises ValueError without windows: a tenant without a hard budget needs no lease.
+    """
+    if not windows:
+        raise ValueError("no hard budget window: a tenant without one needs no lease")
+    if max_request_nanos < 0 or recent_spend_nanos < 0:
+        raise ValueError("amounts cannot be negative")
+    tightest = min(windows, key=lambda window: window.remaining_nanos)
+    left = tightest.remaining_nanos
+    if left < max_request_nanos or left == 0:
+        return LeaseSize(0, Reason.BUDGET_EXHAUSTED, tightest)
+    amount = min(left // (2 * max(1, active_agents)), recent_spend_nanos)
+    return LeaseSize(min(max(amount, max_request_nanos), left))
+
+
+def divide_limit(limit: int, demand: Mapping[str, int], held: Mapping[str, int] | None = None) -> dict[str, int]:
+    """Divide an installation-wide limit among agents: whole shares that sum to the limit exactly.
+
+    `demand` is each present agent's demand of the last 10 s; shares follow it, with a floor of 1 where the limit
+    allows one each (else the agents with the most demand, then the first names, get 1). Without any demand the limit
+    is divided evenly. `held` are shares of silent agents that stay counted; they are taken off the limit first.
+    Raises ValueError for a negative limit or demand.
+    """
+    if limit < 0 or any(value < 0 for value in demand.values()):
+        raise ValueError("a limit and the demand for it cannot be negative")
+    if not demand:
+        return {}
+    free = max(0, limit - sum((held or {}).values()))
+    agents = sorted(demand)
+    if free < len(agents):
+        first = sorted(agents, key=lambda agent: (-demand[agent], agent))[:free]
+        return {agent: int(agent in first) for agent in agents}
+    weights = demand if any(demand.values()) else dict.fromkeys(agents, 1)
+    spread = split_largest_remainder(free - len(agents), {agent: weights[agent] for agent in agents})
+    return {agent: 1 + spread[agent] for agent in agents}
