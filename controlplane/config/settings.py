@@ -4,6 +4,8 @@ from pathlib import Path
 
 import environ
 
+from controlplane.web import csp
+
 BASE_DIR = Path(__file__).resolve().parent.parent.parent
 env = environ.Env()
 
@@ -41,6 +43,8 @@ SESSION_COOKIE_AGE = 12 * 3600
 CSRF_COOKIE_SECURE = not INSECURE_LOOPBACK
 CSRF_COOKIE_HTTPONLY = True
 X_FRAME_OPTIONS = "DENY"
+CONTENT_SECURITY_POLICY = csp.CONTENT_SECURITY_POLICY
+CSRF_FAILURE_VIEW = "controlplane.web.views.csrf_failure"
 DATA_UPLOAD_MAX_MEMORY_SIZE = 8 * 1024 * 1024
 DATA_UPLOAD_MAX_NUMBER_FIELDS = 2_000
 
