@@ -247,7 +247,7 @@ def _prepare(
             explicit=port,
             recorded=record.get("port"),
             preferred=preferred_port(folder, "postgres"),
-            settle_s=5.0 if (data / "postmaster.pid").exists() else 1.0,
+            settle_s=5.0 if (data / "postmaster.pid").exists() else 0.3,
         )
     sockets = _socket_folder(identity, folder, record.get("socket_folder"))
     write_json(folder / "run.json", {"port": chosen, "socket_folder": str(sockets)})

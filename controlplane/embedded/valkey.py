@@ -183,7 +183,7 @@ def _prepare(state_dir: Path, port: int | None, durable: bool) -> PreparedValkey
             explicit=port,
             recorded=record.get("port"),
             preferred=preferred_port(folder, "valkey"),
-            settle_s=1.0,
+            settle_s=0.5,
         )
     password = record.get("password") or secrets.token_urlsafe(24)
     write_json(folder / "run.json", {"port": chosen, "password": password})

@@ -44,8 +44,8 @@ class Child:
     """A child process.
 
     name: as a person says it ("web", "agent gpu-1"); unique. env: the whole environment; None takes the supervisor's.
-    ready: see `Ready`; None means as soon as it runs. before_start: called before every start, off the supervising
-    thread, may block. stop_order: lower stops earlier; equal ones stop against the order of their starts.
+    ready: see `Ready`; None means as soon as it has run for a moment. before_start: called before every start, off the
+    supervising thread, may block. stop_order: lower stops earlier; equal ones stop against the order of their starts.
     essential: the whole run ends when this child has given up; otherwise only a line says so.
     """
 

@@ -17,6 +17,7 @@ from controlplane.embedded.state import tail
 from controlplane.supervisor.child import Child, is_ready
 
 PROBE_INTERVAL_S = 0.1
+SETTLE_S = 0.3  # a child that cannot be asked counts as ready when it has lived this long
 
 
 class State(Enum):
@@ -147,6 +148,8 @@ class RunningChild:
     def _probe(self) -> bool:
         probe = threading.current_thread()
         assert isinstance(probe, Background)
+        if self.child.ready is None:
+            return not probe.cancelled.wait(SETTLE_S)
         while not probe.cancelled.is_set():
             if is_ready(self.child.ready, self.log, self.log_start):
                 return True

@@ -285,7 +285,7 @@ class Supervisor:
             return
         if entry.state is State.READY and now_s - entry.ready_s >= policy.healthy_after_s:
             entry.restarts = 0
-        if entry.restarts >= policy.limit or (returncode == NOT_RUNNABLE and not entry.was_ready):
+        if entry.restarts >= policy.limit or returncode == NOT_RUNNABLE:
             self._give_up(entry, self._last_words(entry, what))
             return
         entry.restarts += 1

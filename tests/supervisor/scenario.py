@@ -10,8 +10,11 @@ import sys
 import time
 from pathlib import Path
 
+from controlplane.embedded.postgres import prepare_postgres
+from controlplane.embedded.valkey import prepare_valkey
 from controlplane.supervisor.child import Child, RestartPolicy
 from controlplane.supervisor.runlock import AlreadyRunningError
+from controlplane.supervisor.servers import postgres_child, valkey_child
 from controlplane.supervisor.supervisor import Supervisor, SupervisorError, exit_status, say_line
 
 SLEEPER = "import time; print('up', flush=True); time.sleep(600)"
@@ -55,6 +58,10 @@ def run(var_dir: Path, scenario: str) -> None:
             supervisor.stop("second")
             say_line(f"states {supervisor.states()}")
             return
+        elif scenario == "servers":
+            supervisor.start(
+                postgres_child(prepare_postgres(var_dir, durable=False)), valkey_child(prepare_valkey(var_dir))
+            )
         elif scenario == "timed":
             began_s = time.monotonic()
             supervisor.wait(1.0)

@@ -16,12 +16,15 @@ from pathlib import Path
 import psutil
 import pytest
 
+from controlplane.embedded.postgres import find_running_postgres
 from controlplane.embedded.processes import process_alive
+from controlplane.embedded.valkey import find_running_valkey
 from controlplane.supervisor import runlock
 
 ROOT = Path(__file__).resolve().parents[2]
 SCENARIO = Path(__file__).with_name("scenario.py")
 PATIENCE_S = 15.0
+pytestmark = pytest.mark.processes
 
 
 class Run:
@@ -100,21 +103,13 @@ def test_says_when_a_child_is_ready_and_leaves_nothing_after_ctrl_c(start, tmp_p
     run.process.send_signal(signal.SIGINT)
     status, text = run.finish()
     assert status == 0
+    assert re.search(r"^stopping (agent gpu-1, stubborn|stubborn, agent gpu-1), first$", text, re.M)
     assert re.search(r"^agent gpu-1 ready in \d+\.\d s$", text, re.M)
     assert "stubborn did not stop within 1 s; killed" in text
     assert "left by signal True" in text
     assert not any(process_alive(pid) for pid in pids)
     assert run.alive() == []
     assert (tmp_path / "var/log/agent-gpu-1.log").read_text() == "up\n"
-
-
-def test_stops_the_last_started_first(start):
-    run = start("family")
-    run.expect("^pids")
-    run.process.send_signal(signal.SIGTERM)
-    status, text = run.finish()
-    assert status == 0
-    assert re.search(r"^stopping (agent gpu-1, stubborn|stubborn, agent gpu-1), first$", text, re.M)
 
 
 def test_starts_a_killed_child_again(start):
@@ -211,6 +206,44 @@ def test_direct_children_end_even_when_the_watchdog_is_killed_too(start):
     run.process.kill()
     run.process.wait()
     run.wait_nothing_left()
+
+
+def test_sigterm_stops_like_ctrl_c(start):
+    run = start("ordinary")
+    run.expect("^pids")
+    run.process.terminate()
+    status, text = run.finish()
+    assert (status, run.alive()) == (0, [])
+    assert "everything stopped in" in text
+
+
+def test_servers_come_back_after_a_kill_and_stop_in_order(start, tmp_path):
+    run = start("servers")
+    _, postgres, valkey = map(int, run.expect(r"^pids (.+)").group(1).split())
+    os.kill(postgres, signal.SIGKILL)
+    os.kill(valkey, signal.SIGKILL)
+    for name in ("postgres", "valkey"):
+        run.expect(f"^{name} was killed by signal 9; starting it again")
+        run.expect(f"^{name} again ready")
+    assert find_running_postgres(tmp_path / "var").pid != postgres
+    assert find_running_valkey(tmp_path / "var").pid != valkey
+    run.process.send_signal(signal.SIGINT)
+    status, text = run.finish()
+    assert (status, run.alive()) == (0, [])
+    assert find_running_postgres(tmp_path / "var") is None
+    assert "database system is shut down" in (tmp_path / "var/log/postgres.log").read_text()
+    assert re.search(r"^stopping first, (postgres, valkey|valkey, postgres)$", text, re.M)
+
+
+def test_servers_stop_when_the_supervisor_is_killed(start, tmp_path):
+    run = start("servers")
+    run.expect("^pids")
+    run.process.kill()
+    run.process.wait()
+    os.close(runlock.acquire(tmp_path / "var"))
+    run.wait_nothing_left()
+    assert find_running_postgres(tmp_path / "var") is None
+    assert find_running_valkey(tmp_path / "var") is None
 
 
 def test_a_killed_watchdog_is_replaced(start):
