@@ -1,0 +1,11 @@
+# make demo ARGS="--headless --seconds 90 --json out.json"      make test ARGS="tests/core -x"
+PYTHON ?= python3
+ARGS ?=
+
+.PHONY: demo test bench lint clean
+
+demo test bench lint:
+	@$(PYTHON) bootstrap.py run $@ -- $(ARGS)
+
+clean:
+	@$(PYTHON) bootstrap.py clean
