@@ -10,7 +10,6 @@ from fractions import Fraction
 
 NANOS_PER_UNIT = 1_000_000_000
 NANOS_PER_CENT = NANOS_PER_UNIT // 100
-TOKENS_PER_PRICE = 1_000_000
 US_PER_HOUR = 3_600_000_000
 
 _DECIMAL = re.compile(r"([+-]?)(\d+)(?:\.(\d*))?(?:[eE]([+-]?\d{1,3}))?")
@@ -39,16 +38,6 @@ def ceil_ratio(numerator: int, denominator: int) -> int:
     if denominator <= 0:
         raise ValueError(f"the denominator must be positive, not {denominator}")
     return -(-numerator // denominator)
-
-
-def price_tokens(tokens: int, price_nanos_per_million: int) -> int:
-    """Charge of one line of tokens, rounded half-even once."""
-    return round_ratio(tokens * price_nanos_per_million, TOKENS_PER_PRICE)
-
-
-def price_gpu_time(gpu_us: int, price_nanos_per_hour: int) -> int:
-    """Charge of one line of GPU time, rounded half-even once."""
-    return round_ratio(gpu_us * price_nanos_per_hour, US_PER_HOUR)
 
 
 def parse_decimal(text: str) -> Fraction:
