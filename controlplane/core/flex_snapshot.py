@@ -97,7 +97,7 @@ class FlexSnapshot:
     slack_above_return_since_us: int | None = None
     #: Slots that a person asked back.
     manual_recalls: frozenset[str] = frozenset()
-    #: Slots whose agent pulled its local tripwire.
+    #: Slots whose agent pulled its local tripwire under their present fence and was not answered yet.
     trips: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
