@@ -175,8 +175,10 @@ class FairQueue:
         return tenant
 
     def peek_least(self, now_us: int) -> FairTenant | None:
-        """The tenant that `pop_least` would take out."""
-        return None if self._least(now_us) is None else self._heap[0][2]
+        """A tenant whose turn it is, without lifting anyone: that is for dispatch instants only."""
+        if self._least(now_us) is not None:
+            return self._heap[0][2]
+        return min((t for t in self._joining if t.backlogged), key=lambda t: t.slug, default=None)
 
     def leave(self, tenant: FairTenant) -> None:
         """Its last queued request was dispatched; output still to come goes on counting."""
@@ -202,9 +204,11 @@ class FairQueue:
         tenant.linear.append(linear)
         return linear
 
-    def stop_linear(self, tenant: FairTenant, linear: LinearWork, work: int) -> None:
-        """The request ended having done `work`: replace what was charged linearly by that."""
+    def stop_linear(self, tenant: FairTenant, linear: LinearWork, work: int | None) -> None:
+        """The request ended having done `work`: replace what was charged linearly by that (None: leave it)."""
         tenant.linear.remove(linear)
+        if work is None:
+            return
         correction = work * tenant.multiplier - linear.charged
         tenant.counter += correction
         if correction < 0 and tenant.heap_key is not None:

@@ -90,6 +90,14 @@ class SizeClassQueue(Generic[R]):
             return oldest
         return best
 
+    def leads(self, size_class: int, now_us: int) -> bool:
+        """Whether a request of that size class that arrived now would be the head."""
+        head = self.head(now_us)
+        if head is None:
+            return True
+        aged = self._aging_us is not None and now_us - head.arrival_us > self._aging_us
+        return not aged and not self._returned and size_class < head.size_class
+
 
 class DeadlineQueue(Generic[R]):
     """Requests of one tenant in a batch class."""
@@ -138,6 +146,15 @@ class DeadlineQueue(Generic[R]):
                 return request
             heappop(heap)
         return None
+
+    def leads(self, deadline_us: int | None, now_us: int) -> bool:
+        """Whether a request with that deadline that arrived now would be the head."""
+        head = self.head(now_us)
+        if head is None:
+            return True
+        aged = self._aging_us is not None and now_us - head.arrival_us > self._aging_us
+        theirs = BEST_EFFORT_US if head.deadline_us is None else head.deadline_us
+        return not aged and not self._returned and deadline_us is not None and deadline_us < theirs
 
     @staticmethod
     def _entry(request: R) -> tuple[int, tuple[int, str | int], R]:

@@ -1,0 +1,214 @@
+"""The queue of one workload class on one agent: its tenants in fair order, each with its own requests in order."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from fractions import Fraction
+
+from controlplane.core.fairness import FairQueue, FairTenant, WorkPolicy, WorkUnit
+from controlplane.core.queued_request import Phase, QueuedRequest
+from controlplane.core.size_classes import DEFAULT_BOUNDS_GPU_US, DeadlineQueue, SizeClassQueue, size_class_of
+from controlplane.core.slots import ClassKind
+
+RequestQueue = SizeClassQueue[QueuedRequest] | DeadlineQueue[QueuedRequest]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulingClass:
+    """The scheduling side of a workload class.
+
+    Interactive goes before batch, and inside a kind a smaller `precedence` first. `min_share_ppm` counts in `shared`
+    pools only. `aging_us` and `queue_timeout_us` None switch those rules off.
+    """
+
+    slug: str
+    kind: ClassKind
+    precedence: int = 0
+    min_share_ppm: int = 0
+    work: WorkPolicy = WorkPolicy()  # noqa: RUF009  frozen, one instance is enough
+    size_bounds_gpu_us: tuple[int, ...] = DEFAULT_BOUNDS_GPU_US
+    aging_us: int | None = None
+    queue_timeout_us: int | None = None
+
+    @property
+    def rank(self) -> tuple[bool, int]:
+        """Precedence across kinds: the smaller goes first."""
+        return self.kind is ClassKind.BATCH, self.precedence
+
+
+class ClassQueue:
+    """Requests of one class that wait, in the order in which they would run; counts of those that wait and run.
+
+    `kv_floor_home` and `kv_floor_lent` are lower bounds on the KV tokens that any head needs (the second on those that
+    a lent slot may take): under them no scan can find a request that fits. 0 means not known.
+    """
+
+    __slots__ = (
+        "_backlogs",
+        "_weights",
+        "fair",
+        "index",
+        "kv_floor_home",
+        "kv_floor_lent",
+        "queued",
+        "queued_gpu_us",
+        "rank",
+        "returned",
+        "running",
+        "serving_places",
+        "serving_slots",
+        "spec",
+        "waiting",
+    )
+
+    def __init__(self, spec: SchedulingClass, index: int) -> None:
+        self.spec = spec
+        self.index = index
+        self.rank = spec.rank
+        self.fair = FairQueue()
+        self._backlogs: dict[str, RequestQueue] = {}
+        self._weights: dict[str, int | Fraction] = {}
+        self.waiting: OrderedDict[str | int, QueuedRequest] = OrderedDict()
+        self.returned: OrderedDict[str | int, QueuedRequest] = OrderedDict()
+        self.queued = 0
+        self.queued_gpu_us = 0
+        self.running = 0
+        self.serving_slots = 0
+        self.serving_places = 0
+        self.kv_floor_home = 0
+        self.kv_floor_lent = 0
+
+    def set_weight(self, tenant: str, weight: int | Fraction) -> None:
+        """Set a tenant's weight; it holds for work from now on."""
+        self._weights[tenant] = weight
+        self.fair.tenant(tenant, weight)
+
+    def push(self, request: QueuedRequest, now_us: int) -> None:
+        """Queue a request that has just been admitted."""
+        request.size_class = size_class_of(request.gpu_us, self.spec.size_bounds_gpu_us)
+        self._backlog_of(request).push(request)
+        self.waiting[request.id] = request
+        self._entered(request, now_us)
+
+    def push_back(self, request: QueuedRequest, now_us: int) -> None:
+        """Put a preempted request back at the head of its tenant's queue."""
+        self._backlog_of(request).push_back(request)
+        self.returned[request.id] = request
+        self._entered(request, now_us)
+
+    def head_of(self, tenant: FairTenant, now_us: int) -> QueuedRequest:
+        """The request of a backlogged tenant that goes next."""
+        head = self._backlogs[tenant.slug].head(now_us)
+        if head is None:
+            raise ValueError(f"tenant {tenant.slug!r} is backlogged without a request")
+        return head
+
+    def dispatched(self, tenant: FairTenant, request: QueuedRequest, now_us: int) -> None:
+        """Take out the head of the tenant that was popped, charge its prompt and let the tenant stay or leave."""
+        self._left(request)
+        work = self.spec.work
+        request.charged_work = work.at_dispatch(request.prompt_tokens)
+        self.fair.charge(tenant, request.charged_work)
+        if work.unit is WorkUnit.GPU_TIME or (work.unit is WorkUnit.TOKENS and not request.streamed):
+            total = work.afterwards(request.output_tokens, request.gpu_us)
+            span_us = max(1, request.expected_end_us - now_us)
+            request.linear = self.fair.start_linear(tenant, total, now_us, span_us)
+        if self._backlogs[tenant.slug]:
+            self.fair.push(tenant)
+        else:
+            self.fair.leave(tenant)
+        self.kv_floor_home = self.kv_floor_lent = 0
+
+    def withdraw(self, request: QueuedRequest) -> None:
+        """Take out a queued request that will not run: cancelled, displaced or timed out."""
+        self._left(request)
+        if not self._backlogs[request.tenant] and request.fair is not None:
+            self.fair.withdraw(request.fair)
+        self.kv_floor_home = self.kv_floor_lent = 0
+
+    def produced(self, request: QueuedRequest, output_tokens: int) -> None:
+        """Charge output that a streamed request has just produced."""
+        if request.linear is None and request.fair is not None and self.spec.work.unit is WorkUnit.TOKENS:
+            work = self.spec.work.w_output * output_tokens
+            request.charged_work += work
+            request.fair.counter += work * request.fair.multiplier
+
+    def reconcile(self, request: QueuedRequest, now_us: int, actual_work: int | None) -> None:
+        """The request stopped running: its tenant ends charged with the actual work, or with what is charged so far."""
+        tenant = request.fair
+        if tenant is None:
+            return
+        if request.linear is not None:
+            tenant.accrue(now_us)
+            afterwards = None if actual_work is None else actual_work - request.charged_work
+            self.fair.stop_linear(tenant, request.linear, afterwards)
+            request.linear = None
+        elif actual_work is not None and actual_work != request.charged_work:
+            self.fair.charge(tenant, actual_work - request.charged_work)
+        request.charged_work = 0
+
+    def leads(self, tenant: str, gpu_us: int, deadline_us: int | None, now_us: int) -> bool:
+        """Whether a request that arrived now would be the head of its tenant's queue."""
+        backlog = self._backlogs.get(tenant)
+        if backlog is None or not backlog:
+            return True
+        if isinstance(backlog, DeadlineQueue):
+            return backlog.leads(deadline_us, now_us)
+        return backlog.leads(size_class_of(gpu_us, self.spec.size_bounds_gpu_us), now_us)
+
+    def newest(self) -> QueuedRequest | None:
+        """The newest queued request; one that has run before only when there is no other."""
+        queue = self.waiting or self.returned
+        return next(reversed(queue.values())) if queue else None
+
+    def oldest_arrival_us(self) -> int | None:
+        """Arrival of the request that has waited longest."""
+        firsts = [next(iter(queue.values())).arrival_us for queue in (self.waiting, self.returned) if queue]
+        return min(firsts, default=None)
+
+    def timed_out(self, now_us: int) -> list[QueuedRequest]:
+        """Requests that have waited longer than the class allows; what has run before is not timed out."""
+        timeout_us = self.spec.queue_timeout_us
+        late: list[QueuedRequest] = []
+        if timeout_us is not None:
+            for request in self.waiting.values():
+                if now_us - request.enqueued_us <= timeout_us:
+                    break
+                late.append(request)
+        return late
+
+    def _backlog_of(self, request: QueuedRequest) -> RequestQueue:
+        backlog = self._backlogs.get(request.tenant)
+        if backlog is None:
+            if self.spec.kind is ClassKind.BATCH:
+                backlog = DeadlineQueue(self.spec.aging_us)
+            else:
+                backlog = SizeClassQueue(len(self.spec.size_bounds_gpu_us) + 1, self.spec.aging_us)
+            self._backlogs[request.tenant] = backlog
+        return backlog
+
+    def _entered(self, request: QueuedRequest, now_us: int) -> None:
+        tenant = self.fair.tenants.get(request.tenant)
+        if tenant is None:
+            tenant = self.fair.tenant(request.tenant, self._weights.get(request.tenant, 1))
+        request.fair = tenant
+        if not tenant.backlogged:
+            self.fair.join(tenant)
+        request.phase = Phase.QUEUED
+        request.enqueued_us = now_us
+        request.blocked_since_us = None
+        self.queued += 1
+        self.queued_gpu_us += request.gpu_us
+        kv_tokens = request.kv_tokens
+        if kv_tokens < self.kv_floor_home:
+            self.kv_floor_home = kv_tokens
+        if kv_tokens < self.kv_floor_lent and request.may_run_lent:
+            self.kv_floor_lent = kv_tokens
+
+    def _left(self, request: QueuedRequest) -> None:
+        self._backlogs[request.tenant].remove(request)
+        if self.waiting.pop(request.id, None) is None:
+            del self.returned[request.id]
+        self.queued -= 1
+        self.queued_gpu_us -= request.gpu_us

@@ -1,0 +1,453 @@
+"""The scheduler of one agent: class, then tenant, then request, then slot. Synchronous, no clock, no I/O.
+
+The agent wraps it with its event loop and the lab with a virtual clock; the same calls give the same decisions.
+After anything that may let a request start (`offer`, `release`, `cancel`, `requeue`, `set_slot`), call
+`next_dispatch(now)` until it answers None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Final
+
+from controlplane.core.admission_snapshot import Snapshot
+from controlplane.core.class_queue import ClassQueue, SchedulingClass
+from controlplane.core.minimum_share import MinimumShare
+from controlplane.core.placement import is_near
+from controlplane.core.preemption import choose_victims
+from controlplane.core.queued_request import Phase, QueuedRequest
+from controlplane.core.slot_states import SlotState
+from controlplane.core.slots import UNBOUNDED_KV, ClassKind, Isolation, RunningSlot, SlotSpec, serves
+
+DEFAULT_RESERVE_AFTER_US: Final = 2_000_000
+
+
+class Scheduler:
+    """Queues, slots and what runs where, for the slots of one agent in one pool.
+
+    Raises ValueError for repeated names, for a minimum share outside `shared` pools (there the floor is the share)
+    and for calls about requests that it does not hold.
+    """
+
+    __slots__ = (
+        "_by_slug",
+        "_overlap",
+        "_share",
+        "_slot_by_name",
+        "classes",
+        "isolation",
+        "requests",
+        "reserve_after_us",
+        "slots",
+    )
+
+    def __init__(
+        self,
+        classes: Sequence[SchedulingClass],
+        slots: Sequence[SlotSpec],
+        isolation: Isolation,
+        *,
+        reserve_after_us: int = DEFAULT_RESERVE_AFTER_US,
+    ) -> None:
+        if len({spec.slug for spec in classes}) != len(classes) or len({spec.name for spec in slots}) != len(slots):
+            raise ValueError("classes and slots need distinct names")
+        if isolation is not Isolation.SHARED and any(spec.min_share_ppm for spec in classes):
+            raise ValueError(f"a minimum share applies in shared pools only; in {isolation} the floor is the share")
+        ordered = sorted(classes, key=lambda spec: (spec.rank, spec.slug))
+        self.classes = tuple(ClassQueue(spec, index) for index, spec in enumerate(ordered))
+        self.slots = tuple(RunningSlot(spec, index, len(classes)) for index, spec in enumerate(slots))
+        self.isolation = isolation
+        self.reserve_after_us = reserve_after_us
+        self.requests: dict[str | int, QueuedRequest] = {}
+        self._by_slug = {queue.spec.slug: queue for queue in self.classes}
+        self._slot_by_name = {slot.spec.name: slot for slot in self.slots}
+        self._share = MinimumShare([queue.spec.min_share_ppm for queue in self.classes])
+        self._overlap: tuple[tuple[ClassQueue, ...], ...] = ()
+        self._remap()
+
+    # -- what changes the queues -------------------------------------------------------------------------------------
+
+    def class_queue(self, slug: str) -> ClassQueue:
+        """The queue of a class; KeyError for one that this pool does not have."""
+        return self._by_slug[slug]
+
+    def set_weight(self, class_slug: str, tenant: str, weight: int | Fraction) -> None:
+        """Set a tenant's weight in a class."""
+        self._by_slug[class_slug].set_weight(tenant, weight)
+
+    def offer(self, request: QueuedRequest, now_us: int) -> None:
+        """Queue an admitted request; whether it starts at once is for `next_dispatch` to say."""
+        if request.id in self.requests:
+            raise ValueError(f"request {request.id!r} is already here")
+        queue = self._by_slug[request.class_slug]
+        self._account(now_us)
+        request.class_index = queue.index
+        self.requests[request.id] = request
+        queue.push(request, now_us)
+
+    def produced(self, request_id: str | int, output_tokens: int) -> None:
+        """A running request sent output; from now on it is not preempted."""
+        request = self.requests[request_id]
+        request.bytes_sent = True
+        self.classes[request.class_index].produced(request, output_tokens)
+
+    def release(
+        self,
+        request_id: str | int,
+        now_us: int,
+        *,
+        prompt_tokens: int | None = None,
+        output_tokens: int | None = None,
+        gpu_us: int | None = None,
+    ) -> QueuedRequest:
+        """A running request ended, however; figures not given count as estimated, output as produced so far."""
+        request = self._held(request_id, Phase.RUNNING)
+        queue = self.classes[request.class_index]
+        self._stop(request, queue, now_us)
+        work: int | None = None
+        if output_tokens is not None or gpu_us is not None:
+            policy = queue.spec.work
+            work = policy.at_dispatch(request.prompt_tokens if prompt_tokens is None else prompt_tokens)
+            work += policy.afterwards(
+                request.output_tokens if output_tokens is None else output_tokens,
+                request.gpu_us if gpu_us is None else gpu_us,
+            )
+        queue.reconcile(request, now_us, work)
+        return self._ended(request)
+
+    def cancel(self, request_id: str | int, now_us: int) -> QueuedRequest:
+        """Take out a request, queued or running; its handle says in which phase it was by `slot_index` (-1: queued)."""
+        request = self.requests.get(request_id)
+        if request is None:
+            raise ValueError(f"request {request_id!r} is not here")
+        if request.phase is Phase.RUNNING:
+            return self.release(request_id, now_us)
+        self._account(now_us)
+        self._unreserve(request)
+        self.classes[request.class_index].withdraw(request)
+        return self._ended(request)
+
+    def displace(self, request_id: str | int, now_us: int) -> QueuedRequest:
+        """Drop a queued request in favour of one of higher precedence; its client gets `displaced`."""
+        self._held(request_id, Phase.QUEUED)
+        return self.cancel(request_id, now_us)
+
+    def requeue(self, request_id: str | int, now_us: int) -> QueuedRequest:
+        """A running request was preempted or is retried: to the head of its queue, attempt + 1, same arrival."""
+        request = self._held(request_id, Phase.RUNNING)
+        queue = self.classes[request.class_index]
+        self._stop(request, queue, now_us)
+        # It will be charged again when it is dispatched again; its tenant does not pay twice in turns.
+        queue.reconcile(request, now_us, 0)
+        request.attempt += 1
+        request.bytes_sent = request.reclaiming = False
+        request.slot_index = -1
+        queue.push_back(request, now_us)
+        return request
+
+    def timed_out(self, now_us: int) -> list[QueuedRequest]:
+        """Take out and return the requests that have waited longer than their class's queue timeout."""
+        late = [request for queue in self.classes for request in queue.timed_out(now_us)]
+        for request in late:
+            self.cancel(request.id, now_us)
+        return late
+
+    def set_slot(self, name: str, now_us: int, *, state: SlotState | None = None, ready: bool | None = None) -> None:
+        """A slot was lent, recalled, drained, or became ready or not."""
+        slot = self._slot_by_name[name]
+        self._account(now_us)
+        slot.state = slot.state if state is None else state
+        slot.ready = slot.ready if ready is None else ready
+        self._remap()
+
+    # -- what runs next ----------------------------------------------------------------------------------------------
+
+    def next_dispatch(self, now_us: int) -> QueuedRequest | None:
+        """Start the next request and return it with its `slot_index`; None when nothing can start at this instant."""
+        if self._share.active:
+            self._account(now_us)
+        for queue in self._class_order():
+            if queue.queued:
+                request = self._dispatch_from(queue, now_us)
+                if request is not None:
+                    return request
+        return None
+
+    def victims(self, now_us: int) -> tuple[QueuedRequest, ...]:
+        """Running batch requests to cancel so that a waiting interactive one can start; () when none should be.
+
+        Only in `shared` pools. Each is marked: it counts as on its way, is named once, and comes back by `requeue`
+        when its cancellation is confirmed (or by `release` when it ended first).
+        """
+        if self.isolation is not Isolation.SHARED:
+            return ()
+        chosen = choose_victims(self.classes, self.slots, self._protected, now_us)
+        for request in chosen:
+            request.reclaiming = True
+        return chosen
+
+    def _class_order(self) -> Sequence[ClassQueue]:
+        share = self._share
+        if not share.active:
+            return self.classes
+        places = sum(slot.places for slot in self.slots if slot.mask)
+        first = [
+            queue
+            for queue in self.classes
+            if queue.queued
+            and share.deficits_us[queue.index] > 0
+            and queue.running < share.place_bound(queue.index, places)
+        ]
+        first.sort(key=lambda queue: -share.deficits_us[queue.index])
+        return (*first, *(queue for queue in self.classes if queue not in first))
+
+    def _dispatch_from(self, queue: ClassQueue, now_us: int) -> QueuedRequest | None:
+        bit = 1 << queue.index
+        open_slots: list[RunningSlot] = []
+        home_kv = lent_kv = -1
+        for slot in self.slots:
+            if slot.mask & bit and len(slot.running) < slot.places:
+                open_slots.append(slot)
+                if slot.state is SlotState.LENT and self.isolation is Isolation.RESERVED:
+                    lent_kv = max(lent_kv, slot.kv_free)
+                else:
+                    home_kv = max(home_kv, slot.kv_free)
+        if not open_slots or (home_kv < queue.kv_floor_home and lent_kv < queue.kv_floor_lent):
+            return None
+        return self._scan(queue, open_slots, now_us)
+
+    def _scan(self, queue: ClassQueue, open_slots: list[RunningSlot], now_us: int) -> QueuedRequest | None:
+        """Tenants in fair order; a head that does not fit is passed by other tenants, not by its own."""
+        fair = queue.fair
+        fair.settle(now_us)
+        passed = []
+        floor_home = floor_lent = UNBOUNDED_KV
+        started: QueuedRequest | None = None
+        while (tenant := fair.pop_least(now_us)) is not None:
+            head = queue.head_of(tenant, now_us)
+            slot = self._slot_for(head, queue, open_slots)
+            if slot is not None:
+                self._start(head, slot, queue, now_us)
+                queue.dispatched(tenant, head, now_us)
+                started = head
+                break
+            passed.append(tenant)
+            floor_home = min(floor_home, head.kv_tokens)
+            if head.may_run_lent:
+                floor_lent = min(floor_lent, head.kv_tokens)
+            self._blocked(head, queue, now_us)
+        for tenant in passed:
+            fair.push(tenant)
+        if started is None:
+            queue.kv_floor_home, queue.kv_floor_lent = floor_home, floor_lent
+        return started
+
+    def _slot_for(
+        self, request: QueuedRequest, queue: ClassQueue, open_slots: Sequence[RunningSlot]
+    ) -> RunningSlot | None:
+        """Least outstanding work among the open slots that may take it; within 10 %, the longest cached prefix."""
+        best: RunningSlot | None = None
+        for slot in open_slots:
+            if self._takes(slot, queue, request.kv_tokens, request.may_run_lent, request.tenant) and (
+                best is None or slot.outstanding_gpu_us < best.outstanding_gpu_us
+            ):
+                best = slot
+        cached = request.cached_tokens
+        if best is None or not cached:
+            return best
+        least = best.outstanding_gpu_us
+        near = [
+            slot
+            for slot in open_slots
+            if is_near(slot.outstanding_gpu_us, least)
+            and self._takes(slot, queue, request.kv_tokens, request.may_run_lent, request.tenant)
+        ]
+        return min(near, key=lambda slot: (-cached.get(slot.spec.name, 0), slot.outstanding_gpu_us, slot.index))
+
+    def _takes(
+        self,
+        slot: RunningSlot,
+        queue: ClassQueue,
+        kv_tokens: int,
+        may_run_lent: bool,
+        tenant: str,
+    ) -> bool:
+        """Whether an open slot that serves the class takes a tenant's head: memory, loan, reservation.
+
+        A reservation holds against other tenants of its class and below. Its own tenant passes: should another of its
+        requests have become the head, the reserved one could not start before it.
+        """
+        if kv_tokens > slot.kv_free:
+            return False
+        if not may_run_lent and slot.state is SlotState.LENT and self.isolation is Isolation.RESERVED:
+            return False
+        holder = slot.reserved_for
+        if holder is None:
+            return True
+        if holder.class_index == queue.index:
+            return holder.tenant == tenant
+        return queue.rank < self.classes[holder.class_index].rank
+
+    def _start(self, request: QueuedRequest, slot: RunningSlot, queue: ClassQueue, now_us: int) -> None:
+        if request.reserved_slot_index >= 0:
+            self._unreserve(request)
+        slot.start(request, now_us)
+        queue.running += 1
+        request.phase = Phase.RUNNING
+        request.slot_index = slot.index
+        request.started_us = now_us
+
+    def _blocked(self, head: QueuedRequest, queue: ClassQueue, now_us: int) -> None:
+        """A head was passed for want of memory; past the bound the slot that frees its memory first is reserved."""
+        if head.blocked_since_us is None:
+            head.blocked_since_us = now_us
+        elif head.reserved_slot_index < 0 and now_us - head.blocked_since_us >= self.reserve_after_us:
+            slot = self._first_to_free(head, queue)
+            if slot is not None:
+                slot.reserved_for = head
+                head.reserved_slot_index = slot.index
+
+    def _first_to_free(self, head: QueuedRequest, queue: ClassQueue) -> RunningSlot | None:
+        bit, best, best_at = 1 << queue.index, None, 0
+        for slot in self.slots:
+            lent = slot.state is SlotState.LENT and self.isolation is Isolation.RESERVED
+            if not slot.mask & bit or slot.reserved_for is not None or (lent and not head.may_run_lent):
+                continue
+            at_us = slot.memory_free_at_us(head.kv_tokens)
+            if at_us is not None and (best is None or at_us < best_at):
+                best, best_at = slot, at_us
+        return best
+
+    # -- what admission looks at -------------------------------------------------------------------------------------
+
+    def observe(
+        self,
+        snapshot: Snapshot,
+        *,
+        kv_tokens: int,
+        gpu_us: int,
+        deadline_us: int | None = None,
+        may_run_lent: bool = False,
+    ) -> None:
+        """Fill the queue's part of an admission snapshot for a request of its class and tenant."""
+        queue = self._by_slug[snapshot.workload_class.slug]
+        bit, largest, free, place_open, starts = 1 << queue.index, 0, -1, False, False
+        for slot in self.slots:
+            if slot.kv_tokens > largest:
+                largest = slot.kv_tokens
+            if slot.mask & bit:
+                if slot.kv_free > free:
+                    free = slot.kv_free
+                if len(slot.running) < slot.places:
+                    place_open = True
+                    starts = starts or self._takes(slot, queue, kv_tokens, may_run_lent, snapshot.tenant.slug)
+        snapshot.largest_slot_kv_tokens = None if largest >= UNBOUNDED_KV else largest
+        snapshot.free_kv_tokens = None if largest >= UNBOUNDED_KV else max(free, 0)
+        snapshot.queue_depth = queue.queued
+        snapshot.serving_slots = queue.serving_slots
+        snapshot.free_now = starts and queue.leads(snapshot.tenant.slug, gpu_us, deadline_us, snapshot.now_us)
+        if not snapshot.free_now:
+            snapshot.work_ahead_gpu_us = sum(ahead.queued_gpu_us for ahead in self._overlap[queue.index])
+            snapshot.first_free_us = 0 if place_open else self.first_free_us(queue.spec.slug, snapshot.now_us)
+            snapshot.displaceable_id = self.displaceable(queue.spec.slug)
+
+    def first_free_us(self, class_slug: str, now_us: int) -> int:
+        """Expected time to the first free place of the class's slots; 0 when one is free or nothing runs."""
+        bit, first = 1 << self._by_slug[class_slug].index, -1
+        for slot in self.slots:
+            if slot.mask & bit:
+                if len(slot.running) < slot.places:
+                    return 0
+                end_us = slot.first_end_us()
+                if end_us is not None and (first < 0 or end_us < first):
+                    first = end_us
+        return max(0, first - now_us)
+
+    def displaceable(self, class_slug: str) -> str | int | None:
+        """The newest queued request of strictly lower precedence than the class, of any tenant, lowest class first."""
+        own = self._by_slug[class_slug]
+        for queue in reversed(self.classes):
+            if queue.rank <= own.rank:
+                return None
+            if queue.queued:
+                newest = queue.newest()
+                return None if newest is None else newest.id
+        return None
+
+    def oldest_wait_us(self, kind: ClassKind, now_us: int) -> int:
+        """Present age of the request of that kind that has waited longest; 0 when none waits."""
+        arrivals = [queue.oldest_arrival_us() for queue in self.classes if queue.spec.kind is kind and queue.queued]
+        return max((now_us - at_us for at_us in arrivals if at_us is not None), default=0)
+
+    # -- bookkeeping -------------------------------------------------------------------------------------------------
+
+    def _account(self, now_us: int) -> None:
+        share = self._share
+        if share.active:
+            places = sum(slot.places for slot in self.slots if slot.mask)
+            share.settle(now_us, self.slots, [queue.queued for queue in self.classes], places)
+
+    def _protected(self, queue: ClassQueue) -> int:
+        """Running places of a class that its minimum share keeps from preemption."""
+        if not self._share.active or self._share.deficits_us[queue.index] <= 0:
+            return 0
+        return self._share.place_bound(queue.index, sum(slot.places for slot in self.slots if slot.mask))
+
+    def _held(self, request_id: str | int, phase: Phase) -> QueuedRequest:
+        request = self.requests.get(request_id)
+        if request is None or request.phase is not phase:
+            raise ValueError(f"request {request_id!r} is not {phase.name.lower()} here")
+        return request
+
+    def _stop(self, request: QueuedRequest, queue: ClassQueue, now_us: int) -> None:
+        self._account(now_us)
+        self.slots[request.slot_index].stop(request)
+        queue.running -= 1
+
+    def _ended(self, request: QueuedRequest) -> QueuedRequest:
+        request.phase = Phase.ENDED
+        del self.requests[request.id]
+        return request
+
+    def _unreserve(self, request: QueuedRequest) -> None:
+        if request.reserved_slot_index >= 0:
+            self.slots[request.reserved_slot_index].reserved_for = None
+            request.reserved_slot_index = -1
+            for queue in self.classes:
+                queue.kv_floor_home = queue.kv_floor_lent = 0
+
+    def _remap(self) -> None:
+        """Work out again which slot serves which class, and whose work stands ahead of whose."""
+        for slot in self.slots:
+            slot.mask = 0
+            for queue in self.classes if slot.ready else ():
+                spec, kind = slot.spec, queue.spec.kind
+                if serves(
+                    self.isolation,
+                    band=spec.band,
+                    state=slot.state,
+                    home_class=spec.home_class,
+                    class_slug=queue.spec.slug,
+                    kind=kind,
+                ):
+                    slot.mask |= 1 << queue.index
+            if slot.reserved_for is not None and not slot.mask & (1 << slot.reserved_for.class_index):
+                self._unreserve(slot.reserved_for)
+        for queue in self.classes:
+            serving = [slot for slot in self.slots if slot.mask & (1 << queue.index)]
+            queue.serving_slots = len(serving)
+            queue.serving_places = sum(slot.places for slot in serving)
+            queue.kv_floor_home = queue.kv_floor_lent = 0
+        self._overlap = tuple(
+            tuple(
+                other
+                for other in self.classes
+                if other is queue or (other.rank <= queue.rank and self._share_a_slot(other, queue))
+            )
+            for queue in self.classes
+        )
+
+    def _share_a_slot(self, one: ClassQueue, other: ClassQueue) -> bool:
+        both = 1 << one.index | 1 << other.index
+        return any(slot.mask & both == both for slot in self.slots)

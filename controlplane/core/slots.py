@@ -1,0 +1,145 @@
+"""The slots of one agent as the scheduler sees them, and which of them may serve which class.
+
+The isolation design of the pool decides: `shared` lets any slot serve any class, `dedicated` each slot its home class
+only, `reserved` keeps interactive floor and flex slots at home for interactive, batch floor and lent flex slots for
+batch. A slot that is draining, cancelling, overdue, lost or not ready admits nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from heapq import heappop, heappush
+from typing import Final
+
+from controlplane.core.queued_request import QueuedRequest
+from controlplane.core.slot_states import Band, SlotState
+
+UNBOUNDED_KV: Final = 1 << 62
+"""KV tokens of a slot whose backend has no KV memory to run short of."""
+
+
+class Isolation(StrEnum):
+    """The isolation design of a pool."""
+
+    SHARED = "shared"
+    DEDICATED = "dedicated"
+    RESERVED = "reserved"
+
+
+class ClassKind(StrEnum):
+    """The two kinds of workload class; interactive goes before batch."""
+
+    INTERACTIVE = "interactive"
+    BATCH = "batch"
+
+
+@dataclass(frozen=True, slots=True)
+class SlotSpec:
+    """A slot as enrolled: its places (concurrency), KV memory in tokens (None: none to run short of) and home."""
+
+    name: str
+    places: int
+    band: Band
+    kv_tokens: int | None = None
+    home_class: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.places < 1:
+            raise ValueError(f"slot {self.name!r} needs at least one place, got {self.places}")
+        if self.kv_tokens is not None and self.kv_tokens < 1:
+            raise ValueError(f"slot {self.name!r} needs KV memory or None, got {self.kv_tokens}")
+
+
+def serves(
+    isolation: Isolation, *, band: Band, state: SlotState, home_class: str | None, class_slug: str, kind: ClassKind
+) -> bool:
+    """Whether a ready slot in that state admits requests of that class."""
+    if state not in (SlotState.HOME, SlotState.LENT):
+        return False
+    if isolation is Isolation.SHARED:
+        return True
+    if isolation is Isolation.DEDICATED:
+        return home_class == class_slug if home_class is not None else band.value == kind.value
+    if band is Band.FLEX:
+        return (kind is ClassKind.BATCH) == (state is SlotState.LENT)
+    return band.value == kind.value
+
+
+class RunningSlot:
+    """One slot with what runs on it; KV memory is held at a request's prompt plus expected output."""
+
+    __slots__ = (
+        "_ends",
+        "class_counts",
+        "index",
+        "kv_free",
+        "kv_tokens",
+        "mask",
+        "outstanding_gpu_us",
+        "places",
+        "ready",
+        "reserved_for",
+        "running",
+        "spec",
+        "state",
+    )
+
+    def __init__(self, spec: SlotSpec, index: int, classes: int) -> None:
+        self.spec = spec
+        self.index = index
+        self.places = spec.places
+        self.kv_tokens = UNBOUNDED_KV if spec.kv_tokens is None else spec.kv_tokens
+        self.kv_free = self.kv_tokens
+        self.ready = True
+        self.state = SlotState.HOME
+        self.mask = 0
+        self.running: dict[str | int, QueuedRequest] = {}
+        self.class_counts = [0] * classes
+        self.outstanding_gpu_us = 0
+        self.reserved_for: QueuedRequest | None = None
+        self._ends: list[tuple[int, str | int, QueuedRequest]] = []
+
+    @property
+    def lent(self) -> bool:
+        """Whether the slot is on loan to batch."""
+        return self.state is SlotState.LENT
+
+    def start(self, request: QueuedRequest, now_us: int) -> None:
+        """Take a request onto the slot."""
+        self.running[request.id] = request
+        self.class_counts[request.class_index] += 1
+        self.kv_free -= request.kv_tokens
+        self.outstanding_gpu_us += request.gpu_us
+        # A request's gpu_us is its share of the slot; its residence grows with those beside it.
+        request.expected_end_us = now_us + request.gpu_us * len(self.running)
+        heappush(self._ends, (request.expected_end_us, request.id, request))
+
+    def stop(self, request: QueuedRequest) -> None:
+        """Take a request off the slot."""
+        del self.running[request.id]
+        self.class_counts[request.class_index] -= 1
+        self.kv_free += request.kv_tokens
+        self.outstanding_gpu_us -= request.gpu_us
+
+    def first_end_us(self) -> int | None:
+        """When the first running request is expected to end; None when nothing runs."""
+        ends = self._ends
+        while ends:
+            end_us, request_id, request = ends[0]
+            if self.running.get(request_id) is request and request.expected_end_us == end_us:
+                return end_us
+            heappop(ends)
+        return None
+
+    def memory_free_at_us(self, kv_tokens: int) -> int | None:
+        """When `kv_tokens` are expected to be free, by the running requests' estimates; None if never."""
+        free, at_us = self.kv_free, 0
+        if kv_tokens > self.kv_tokens:
+            return None
+        for request in sorted(self.running.values(), key=lambda r: (r.expected_end_us, r.order)):
+            if free >= kv_tokens:
+                break
+            free += request.kv_tokens
+            at_us = request.expected_end_us
+        return at_us
