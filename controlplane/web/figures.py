@@ -28,18 +28,19 @@ STAGES: tuple[tuple[str, str, str], ...] = (
     ("return", "Return", "var(--stage-return)"),
 )
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
-SERIES_TOKENS = tuple(f"var(--series-{n})" for n in range(1, 7))
+SERIES_COLOURS = tuple(f"var(--series-{n})" for n in range(1, 7))
 LABEL_GAP_PX = 14
+LABEL_SHARE_MIN = 0.05
 PLOT_INSET_PX = 40
 
 
 @dataclass(frozen=True)
 class Series:
-    """One series: a name for label and hover, one value per x (None is a gap), optionally colour token and pattern."""
+    """One series: name, one value per x (None is a gap), optionally a colour (token reference) and a bar pattern."""
 
     name: str
     values: Sequence[Value]
-    token: str = ""
+    colour: str = ""
     pattern: str = ""
 
 
@@ -131,6 +132,34 @@ def _layout(unit: str, height_px: int, **more: Any) -> dict[str, Any]:
     return {"yaxis": {"title": {"text": unit, "font": {"size": 11}} if unit else None}, "height": height_px, **more}
 
 
+def _marker(colour: str, pattern: str) -> dict[str, Any]:
+    marker: dict[str, Any] = {"color": colour, "line": {"width": 0}}
+    if pattern:
+        # The fill stays full so that the colour's contrast holds; the pattern only adds a second sign.
+        marker["pattern"] = {
+            "shape": pattern,
+            "size": 6,
+            "solidity": 0.25,
+            "fgcolor": "var(--text)",
+            "fgopacity": 0.35,
+            "bgcolor": colour,
+        }
+    return marker
+
+
+def _last_labels(series: Sequence[Series], decimals: int) -> list[tuple[str, float, str]]:
+    """Names and values in the middle of the last bar's parts that take LABEL_SHARE_MIN of it or more."""
+    last = [float(one.values[-1] or 0) if one.values else 0.0 for one in series]
+    total = sum(last)
+    labels = []
+    below = 0.0
+    for one, value in zip(series, last, strict=True):
+        if total and value / total >= LABEL_SHARE_MIN:
+            labels.append((f"{one.name} {value:,.{decimals}f}", below + value / 2, "var(--text)"))
+        below += value
+    return labels
+
+
 def stacked_bars(
     x: Sequence[Any],
     series: Sequence[Series],
@@ -140,42 +169,26 @@ def stacked_bars(
     height_px: int = 260,
     threshold: float | None = None,
     threshold_label: str = "",
-    label_last: bool = True,
 ) -> Figure:
-    """Bars stacked in the order given, lowest first, with names beside the last bar. Values are not negative."""
+    """Bars stacked in the order given, lowest first, larger parts named beside the last bar. No negative values."""
     xs = _x(x)
     data = []
     totals = [0.0] * len(xs)
-    middles: list[tuple[str, float, str]] = []
     for index, one in enumerate(series):
-        token = one.token or SERIES_TOKENS[index % len(SERIES_TOKENS)]
-        marker: dict[str, Any] = {"color": token, "line": {"width": 0}}
-        if one.pattern:
-            # The fill stays full so that the token's contrast holds; the pattern only adds a second sign.
-            marker["pattern"] = {
-                "shape": one.pattern,
-                "size": 6,
-                "solidity": 0.25,
-                "fgcolor": "var(--text)",
-                "fgopacity": 0.35,
-                "bgcolor": token,
-            }
+        colour = one.colour or SERIES_COLOURS[index % len(SERIES_COLOURS)]
         data.append(
             {
                 "type": "bar",
                 "name": one.name,
                 "x": xs,
                 "y": list(one.values),
-                "marker": marker,
+                "marker": _marker(colour, one.pattern),
                 "hovertemplate": _hover(one.name, unit, decimals),
             }
         )
-        below = totals[-1] if totals else 0.0
         totals = [total + (value or 0) for total, value in zip(totals, one.values, strict=True)]
-        if totals and totals[-1] > below:
-            middles.append((one.name, (below + totals[-1]) / 2, "var(--text)"))
     top = max([*totals, threshold or 0.0], default=0.0) or 1.0
-    notes = _direct_labels(middles, top, height_px) if label_last else []
+    notes = _direct_labels(_last_labels(series, decimals), top, height_px)
     shapes = []
     if threshold is not None:
         line, note = _threshold(threshold, threshold_label or f"limit {threshold:,g}")
@@ -241,13 +254,13 @@ def line_series(
     threshold_label: str = "",
     fill: bool = False,
 ) -> Figure:
-    """Lines that differ in dash as well as colour, named at their last value. A None leaves a gap: unknown is no line."""
+    """Lines that differ in dash too, named at their last value. A None leaves a gap: unknown is no line."""
     xs = _x(x)
     data = []
     ends: list[tuple[str, float, str]] = []
     top = threshold or 0.0
     for index, one in enumerate(series):
-        token = one.token or SERIES_TOKENS[index % len(SERIES_TOKENS)]
+        colour = one.colour or SERIES_COLOURS[index % len(SERIES_COLOURS)]
         trace: dict[str, Any] = {
             "type": "scatter",
             "mode": "lines",
@@ -255,11 +268,11 @@ def line_series(
             "x": xs,
             "y": list(one.values),
             "connectgaps": False,
-            "line": {"color": token, "width": 2, "dash": DASHES[index % len(DASHES)]},
+            "line": {"color": colour, "width": 2, "dash": DASHES[index % len(DASHES)]},
             "hovertemplate": _hover(one.name, unit, decimals),
         }
         if fill:
-            trace |= {"fill": "tozeroy", "fillcolor": f"color-mix(in srgb, {token} 16%, transparent)"}
+            trace |= {"fill": "tozeroy", "fillcolor": f"color-mix(in srgb, {colour} 16%, transparent)"}
         data.append(trace)
         known = [v for v in one.values if v is not None]
         top = max([top, *known])
@@ -281,12 +294,13 @@ def bars(
     unit: str,
     decimals: int = 0,
     height_px: int = 220,
-    token: str = "var(--series-1)",
+    colour: str = "var(--series-1)",
     horizontal: bool = False,
 ) -> Figure:
     """One bar per category with its value written beside it."""
     labels = ["—" if v is None else f"{v:,.{decimals}f}".replace("-", "−") for v in values]
-    names, amounts = list(categories), list(values)
+    names = [name if value is not None else f"{name} —" for name, value in zip(categories, values, strict=True)]
+    amounts = list(values)
     tail = f" {unit}" if unit else ""
     axis = "x" if horizontal else "y"
     trace = {
@@ -297,13 +311,13 @@ def bars(
         "text": labels,
         "textposition": "outside",
         "cliponaxis": False,
-        "marker": {"color": token},
+        "marker": {"color": colour},
         "hovertemplate": f"%{{{'y' if horizontal else 'x'}}}: %{{{axis}:,.{decimals}f}}{tail}<extra></extra>",
     }
     layout = _layout("" if horizontal else unit, height_px, hovermode="closest", margin={"r": 56})
     if horizontal:
-        layout["yaxis"] = {"autorange": "reversed", "type": "category"}
-        layout["xaxis"] = {"title": {"text": unit, "font": {"size": 11}}, "rangemode": "tozero"}
+        layout["yaxis"] = {"autorange": "reversed", "type": "category", "showgrid": False}
+        layout["xaxis"] = {"title": {"text": unit, "font": {"size": 11}}, "rangemode": "tozero", "showgrid": True}
     else:
         layout["xaxis"] = {"type": "category"}
     return {"data": [trace], "layout": layout}

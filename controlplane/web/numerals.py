@@ -76,7 +76,7 @@ def percent(ratio: Number | None, decimals: int = 2) -> str:
 
 
 def duration(us: Number | None) -> str:
-    """Microseconds as the two largest units: `10 min 57 s`, `3 d 4 h`, `0.41 s`, `12 ms`. Truncates, never rounds up."""
+    """Microseconds as the two largest units: `10 min 57 s`, `3 d 4 h`, `0.41 s`, `12 ms`. Cuts off, never rounds up."""
     number = _finite(us)
     if number is None:
         return DASH

@@ -53,7 +53,7 @@ def _burn_figure() -> figures.Figure:
     burn = [0.8 + 0.1 * math.sin(n) if n < 45 else 0.8 + (n - 45) * 0.6 for n in range(60)]
     quiet = [None if 20 <= n < 28 else 0.5 + 0.2 * math.cos(n / 4) for n in range(60)]
     series = [figures.Series("chat", burn, "var(--bad-edge)"), figures.Series("search", quiet)]
-    return figures.line_series(minutes, series, unit="×", threshold=1, threshold_label="1 = on budget")
+    return figures.line_series(minutes, series, unit="×", threshold=1, threshold_label="1 = on budget", height_px=190)
 
 
 def _bridge_figure() -> figures.Figure:
@@ -82,11 +82,11 @@ def context() -> dict[str, Any]:
         "meta": ["Every component, every state", "Invented numbers", "Billing zone Europe/Berlin"],
         "at": NOON,
         "form": form,
-        "stage_figure": figures.to_json(_stage_figure()),
-        "burn_figure": figures.to_json(_burn_figure()),
-        "bridge_figure": figures.to_json(_bridge_figure()),
-        "bars_figure": figures.to_json(
-            figures.bars(["globex", "acme", "hooli", "tyrell"], [252, 118, 31, None], unit="requests", horizontal=True)
+        "stage_figure": _stage_figure(),
+        "burn_figure": _burn_figure(),
+        "bridge_figure": _bridge_figure(),
+        "bars_figure": figures.bars(
+            ["globex", "acme", "hooli", "tyrell"], [252, 118, 31, None], unit="requests", horizontal=True, height_px=180
         ),
         "facts": [
             {"label": "Error budget left, 7 d", "value": "−4.0 %", "bad": True},

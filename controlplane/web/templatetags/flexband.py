@@ -13,7 +13,7 @@ from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString, mark_safe
 
-from controlplane.web import numerals
+from controlplane.web import figures, numerals
 from controlplane.web.numerals import DASH
 
 register = template.Library()
@@ -236,6 +236,32 @@ def budget_bar(
     }
 
 
+@register.inclusion_tag("components/chart.html")
+def chart(
+    id: str,
+    figure: figures.Figure,
+    text: str,
+    title: str = "",
+    csv_url: str = "",
+    hide_text: bool = False,
+    fixed_zone: bool = False,
+) -> dict[str, Any]:
+    """A figure of `controlplane.web.figures` with its text alternative; the figure says its height.
+
+    `fixed_zone` (finance) leaves instants on the axis as they are instead of turning them into the viewer's zone.
+    """
+    return {
+        "id": id,
+        "json": figures.to_json(figure),
+        "height": figure.get("layout", {}).get("height", 240),
+        "text": text,
+        "title": title,
+        "csv_url": csv_url,
+        "hide_text": hide_text,
+        "fixed_zone": fixed_zone,
+    }
+
+
 # ---- panel with slots ----
 
 
@@ -277,7 +303,7 @@ PANEL_OPTIONS = frozenset(
 
 @register.tag
 def panel(parser: Parser, token: Token) -> PanelNode:
-    """Options: title, id, meta, lead, state (loading, error, stale, empty), flush, hot, css, age, stale_after, topic."""
+    """See PANEL_OPTIONS; `state` is empty, loading, error or stale."""
     bits = token.split_contents()[1:]
     options = token_kwargs(bits, parser)
     if bits or set(options) - PANEL_OPTIONS:

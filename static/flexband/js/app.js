@@ -3,6 +3,7 @@ import * as ages from "./ages.js";
 import * as charts from "./charts.js";
 import * as confirm from "./confirm.js";
 import * as keys from "./keys.js";
+import * as rows from "./rows.js";
 import * as tables from "./tables.js";
 import * as theme from "./theme.js";
 import * as times from "./times.js";
@@ -16,6 +17,7 @@ function scan(root) {
 theme.start();
 keys.start();
 confirm.start();
+rows.start();
 scan(document);
 ages.start();
 document.addEventListener("htmx:load", (event) => scan(event.detail.elt));

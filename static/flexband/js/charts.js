@@ -42,10 +42,35 @@ function resolve(value, read) {
   return value;
 }
 
+const INSTANT = /^\d{4}-\d\d-\d\dT[\d:.]+(Z|\+00:00)$/;
+const pad = (number, width = 2) => String(number).padStart(width, "0");
+
+/** Plotly draws a date as written, so an instant in UTC is written in the viewer's zone first. */
+function viewerZone(value) {
+  if (typeof value !== "string" || !INSTANT.test(value)) return value;
+  const at = new Date(value);
+  return `${at.getFullYear()}-${pad(at.getMonth() + 1)}-${pad(at.getDate())} ${pad(at.getHours())}:${pad(at.getMinutes())}:${pad(at.getSeconds())}.${pad(at.getMilliseconds(), 3)}`;
+}
+
+function inViewerZone(figure) {
+  const points = (item) => Object.fromEntries(["x", "x0", "x1"].filter((key) => key in item).map((key) => [key, Array.isArray(item[key]) ? item[key].map(viewerZone) : viewerZone(item[key])]));
+  const all = (items) => (items ?? []).map((item) => ({ ...item, ...points(item) }));
+  const layout = figure.layout ?? {};
+  return { data: all(figure.data), layout: { ...layout, shapes: all(layout.shapes), annotations: all(layout.annotations) } };
+}
+
+/** Clock times alone when the axis spans less than a day and a half. */
+function timeAxis(figure) {
+  const x = figure.data?.find((trace) => Array.isArray(trace.x) && trace.x.length)?.x;
+  if (!x || typeof x[0] !== "string" || !INSTANT.test(x[0])) return {};
+  const span = Date.parse(x.at(-1)) - Date.parse(x[0]);
+  return { type: "date", tickformat: span < 129_600_000 ? "%H:%M" : "%-d %b", hoverformat: span < 129_600_000 ? "%H:%M:%S" : "%-d %b %H:%M" };
+}
+
 function axis(read, given = {}) {
   return {
     gridcolor: read("var(--line)"), linecolor: read("var(--line-strong)"), zerolinecolor: read("var(--line-strong)"),
-    tickcolor: read("var(--line-strong)"), automargin: true, fixedrange: true, ...given,
+    tickcolor: read("var(--line-strong)"), separatethousands: true, exponentformat: "none", automargin: true, fixedrange: true, ...given,
     tickfont: { color: read("var(--muted)"), size: 11, ...given.tickfont },
   };
 }
@@ -60,26 +85,31 @@ function layoutOf(figure, read, narrow) {
     hoverlabel: { bgcolor: read("var(--raised)"), bordercolor: read("var(--line-strong)"), font: { family, size: 12, color: read("var(--text)") } },
     ...own,
     margin: { l: 44, r: 96, t: 12, b: 28, ...own.margin },
+    height: undefined,
     xaxis: axis(read, { showgrid: false, ...own.xaxis }),
     yaxis: axis(read, { rangemode: "tozero", ...own.yaxis }),
   };
   if (narrow) {
     layout.annotations = (own.annotations ?? []).filter((note) => note.name !== "direct");
     layout.showlegend = (figure.data ?? []).length > 1;
-    layout.legend = { orientation: "h", x: 0, y: -0.18, yanchor: "top" };
-    layout.margin.r = 12;
+    layout.legend = { orientation: "h", x: 0, y: 1.02, yanchor: "bottom" };
+    layout.margin = { ...layout.margin, r: 12, t: 24 };
   }
   return layout;
 }
 
 async function draw(id) {
   const place = document.querySelector(`[data-chart-for="${CSS.escape(id)}"]`);
-  const figure = figures.get(id);
-  if (!place || !figure) return;
+  if (!place || !figures.has(id)) return;
+  const given = figures.get(id);
+  const figure = place.closest("[data-fixed-zone]") ? given : inViewerZone(given);
   const Plotly = await plotly();
   const reader = tokenReader();
   const data = resolve(figure.data ?? [], reader.read);
-  const layout = layoutOf(figure, reader.read, place.clientWidth < NARROW_PX);
+  const layout = { ...layoutOf(figure, reader.read, place.clientWidth < NARROW_PX) };
+  Object.assign(layout.xaxis, timeAxis(given));
+  // Wide enough: numbers beside bars keep one size. On a phone Plotly may shrink them; the table has them too.
+  if (place.clientWidth >= NARROW_PX) for (const trace of data) if (trace.type === "bar" && trace.text) trace.constraintext = "none";
   reader.done();
   await Plotly.react(place, data, layout, CONFIG);
   place.dataset.ready = "1";
