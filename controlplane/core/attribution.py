@@ -130,22 +130,7 @@ def _sums(pairs: Iterable[tuple[str, int]]) -> dict[str, int]:
 
 
 LineKey = tuple[str, str, str]
-
-
-@dataclass(slots=True)
-class _Draft:
-    """Exact lines while they are gathered; the key is (tenant, class, kind)."""
-
-    lines: dict[LineKey, Fraction] = field(default_factory=dict)
-
-    def add(self, tenant: str, class_: str, kind: str, nanos: Fraction | int) -> None:
-        if nanos:
-            key = (tenant, class_, kind)
-            self.lines[key] = self.lines.get(key, Fraction(0)) + nanos
-
-    def spread(self, shares: Shares, class_: str, kind: str, nanos: Fraction) -> None:
-        for tenant, share in shares.items():
-            self.add(tenant, class_, kind, nanos * share)
+"""(tenant, class, kind)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +140,27 @@ class _Cell:
     slots: tuple[SlotTenure, ...]
     usage: tuple[Usage, ...]
 
+    @property
+    def gpu_share(self) -> Fraction | int:
+        share = self.slots[0].gpu_share if self.slots else 1
+        return 1 if share == 1 else share  # integers while slots are whole GPUs: several times faster
+
+
+@dataclass(slots=True)
+class _Draft:
+    """Exact time while it is gathered, in microseconds x share of a GPU: all of it costs one rate."""
+
+    owned_us: int = 0
+    cost_us: Fraction | int = 0
+    lines: dict[LineKey, Fraction | int] = field(default_factory=dict)
+    idle: dict[OwnedKey, Fraction | int] = field(default_factory=dict)
+    findings: list[MeterFinding] = field(default_factory=list)
+
+    def add(self, tenant: str, class_: str, kind: str, us: Fraction | int) -> None:
+        if us:
+            key = (tenant, class_, kind)
+            self.lines[key] = self.lines.get(key, 0) + us
+
 
 def attribute(pool: PoolInterval) -> Attribution:
     """Attribute the cost of one pool over one interval.
@@ -163,28 +169,39 @@ def attribute(pool: PoolInterval) -> Attribution:
     tenant named `platform`, usage without slot where slots have different shares of a GPU.
     """
     _check(pool)
-    draft, findings = _Draft(), []
-    total = Fraction(0)
-    owned_us = 0
+    shares = _IdleShares(pool)
+    draft = _Draft()
     for cell in _cells(pool):
-        owned = _owned(pool, cell)
-        busy_us = sum(usage.gpu_us for usage in cell.usage)
-        cell_us = sum(owned.values())
-        rate = _rate_per_us(pool, cell)
-        total += cell_us * rate
-        owned_us += cell_us
-        if busy_us > cell_us:
-            findings.append(MeterFinding(tuple(sorted(slot.slot for slot in cell.slots)), cell_us, busy_us))
-            idle: Mapping[OwnedKey, Fraction] = unobserved(owned)
-        else:
-            _add_direct(draft, cell.usage, rate)
-            idle = idle_by_key(owned, _busy_by_class(cell.usage))
-        _add_idle(draft, pool, idle, rate)
-    _add_lend_price(draft, pool)
-    total_nanos = round_half_even(total)
-    lines = _round_lines(total_nanos, draft.lines)
+        _add_cell(draft, pool, cell)
+    for key, us in draft.idle.items():
+        for tenant, share in shares.of(key.class_, key.band).items():
+            draft.add(tenant, key.class_ or NO_CLASS, key.cause, us * share)
+    rate = Fraction(pool.rate_nanos_per_slot_hour, US_PER_HOUR)
+    exact = {key: us * rate for key, us in draft.lines.items()}
+    for lend_key, nanos in _lend_price(pool, shares).items():
+        exact[lend_key] = exact.get(lend_key, Fraction(0)) + nanos
+    total_nanos = round_half_even(draft.cost_us * rate)
     busy_us = sum(usage.gpu_us for usage in pool.usage)
-    return Attribution(total_nanos, owned_us, busy_us, lines, tuple(findings))
+    return Attribution(total_nanos, draft.owned_us, busy_us, _round_lines(total_nanos, exact), tuple(draft.findings))
+
+
+def _add_cell(draft: _Draft, pool: PoolInterval, cell: _Cell) -> None:
+    owned = _owned(pool, cell)
+    owned_us, busy_us = sum(owned.values()), sum(usage.gpu_us for usage in cell.usage)
+    gpu_share = cell.gpu_share
+    draft.owned_us += owned_us
+    draft.cost_us += owned_us * gpu_share
+    idle: Mapping[OwnedKey, Fraction | int]
+    if busy_us > owned_us:
+        draft.findings.append(MeterFinding(tuple(sorted(slot.slot for slot in cell.slots)), owned_us, busy_us))
+        idle = unobserved(owned)
+    else:
+        for row in cell.usage:
+            draft.add(row.tenant, row.class_, LineKind.DIRECT, (row.gpu_us - row.repeated_us) * gpu_share)
+            draft.add(row.tenant, row.class_, LineKind.REPEATED_WORK, row.repeated_us * gpu_share)
+        idle = idle_by_key(owned, _sums((row.class_, row.gpu_us) for row in cell.usage))
+    for key, us in idle.items():
+        draft.idle[key] = draft.idle.get(key, 0) + us * gpu_share
 
 
 def _check(pool: PoolInterval) -> None:
@@ -231,43 +248,33 @@ def _owned(pool: PoolInterval, cell: _Cell) -> dict[OwnedKey, int]:
     return owned
 
 
-def _rate_per_us(pool: PoolInterval, cell: _Cell) -> Fraction:
-    gpu_share = cell.slots[0].gpu_share if cell.slots else Fraction(1)
-    return Fraction(pool.rate_nanos_per_slot_hour, US_PER_HOUR) * gpu_share
-
-
-def _busy_by_class(usage: Iterable[Usage]) -> dict[str, int]:
-    return _sums((row.class_, row.gpu_us) for row in usage)
-
-
-def _add_direct(draft: _Draft, usage: Iterable[Usage], rate: Fraction) -> None:
-    for row in usage:
-        draft.add(row.tenant, row.class_, LineKind.DIRECT, (row.gpu_us - row.repeated_us) * rate)
-        draft.add(row.tenant, row.class_, LineKind.REPEATED_WORK, row.repeated_us * rate)
-
-
-def _add_idle(draft: _Draft, pool: PoolInterval, idle: Mapping[OwnedKey, Fraction], rate: Fraction) -> None:
-    for key, us in idle.items():
-        if us:
-            shares = _idle_shares(pool, key.class_, key.band)
-            draft.spread(shares, key.class_ or NO_CLASS, key.cause, us * rate)
-
-
-def _idle_shares(pool: PoolInterval, class_: str | None, band: str | None) -> Shares:
+class _IdleShares:
     """Who pays idle time of a class, as shares that add up to 1; the platform where no tenant is eligible."""
-    policy = pool.idle
-    if class_ is None:
-        weights: Mapping[str, Fraction | int] = policy.weights.get(NO_CLASS, {})
-        return _normalised(weights)
-    method = policy.by_class.get(class_) or policy.by_band.get(band or "") or policy.method
-    rows = [usage for usage in pool.usage if usage.class_ == class_]
-    if method is IdleMethod.WEIGHTS:
-        return _normalised(policy.weights.get(class_, {}))
-    if method is IdleMethod.USAGE:
-        return _normalised(_sums((usage.tenant, usage.gpu_us) for usage in rows))
-    if method is IdleMethod.EVEN:
-        return _normalised({usage.tenant: 1 for usage in rows})
-    return {PLATFORM: Fraction(1)}
+
+    def __init__(self, pool: PoolInterval) -> None:
+        self._policy = pool.idle
+        self._known: dict[tuple[str | None, str | None], Shares] = {}
+        self._usage_us: dict[str, dict[str, int]] = {}
+        for row in pool.usage:
+            tenants = self._usage_us.setdefault(row.class_, {})
+            tenants[row.tenant] = tenants.get(row.tenant, 0) + row.gpu_us
+
+    def of(self, class_: str | None, band: str | None) -> Shares:
+        if (class_, band) not in self._known:
+            self._known[class_, band] = _normalised(self._weights(class_, band))
+        return self._known[class_, band]
+
+    def _weights(self, class_: str | None, band: str | None) -> Mapping[str, Fraction | int]:
+        policy = self._policy
+        if class_ is None:
+            return policy.weights.get(NO_CLASS, {})
+        method = policy.by_class.get(class_) or policy.by_band.get(band or "") or policy.method
+        if method is IdleMethod.WEIGHTS:
+            return policy.weights.get(class_, {})
+        if method is IdleMethod.PLATFORM:
+            return {}
+        tenants = self._usage_us.get(class_, {})
+        return tenants if method is IdleMethod.USAGE else dict.fromkeys(tenants, 1)
 
 
 def _normalised(weights: Mapping[str, Fraction | int]) -> Shares:
@@ -277,27 +284,34 @@ def _normalised(weights: Mapping[str, Fraction | int]) -> Shares:
     return {tenant: Fraction(weight) / whole for tenant, weight in weights.items() if weight}
 
 
-def _add_lend_price(draft: _Draft, pool: PoolInterval) -> None:
+def _lend_price(pool: PoolInterval, shares: _IdleShares) -> dict[LineKey, int]:
     """One pair per slot, lender and borrower: whole nanos on both sides, so that the pair's sum is zero exactly."""
-    if not pool.lend_price_share:
-        return
-    for slot in pool.slots:
-        lent: dict[tuple[str, str], int] = {}
-        for owner in slot.owners:
-            us = min(owner.end_us, pool.end_us) - max(owner.start_us, pool.start_us)
-            if owner.lender is not None and owner.class_ is not None and us > 0:
-                pair = (owner.lender, owner.class_)
-                lent[pair] = lent.get(pair, 0) + us
+    lines: dict[LineKey, int] = {}
+
+    def book(owners: Shares, class_: str, kind: LineKind, nanos: int) -> None:
+        for tenant, part in split_largest_remainder(nanos, owners).items():
+            lines[tenant, class_, kind] = lines.get((tenant, class_, kind), 0) + part
+
+    for slot in pool.slots if pool.lend_price_share else ():
         rate = Fraction(pool.rate_nanos_per_slot_hour, US_PER_HOUR) * slot.gpu_share * pool.lend_price_share
-        for (lender, borrower), us in sorted(lent.items()):
+        for (lender, borrower), us in sorted(_lent_us(pool, slot).items()):
             nanos = round_half_even(us * rate)
             used = [usage for usage in pool.usage if usage.slot == slot.slot and usage.class_ == borrower]
             on_slot = _sums((usage.tenant, usage.gpu_us) for usage in used)
-            payers = _normalised(on_slot) if any(on_slot.values()) else _idle_shares(pool, borrower, slot.band)
-            for tenant, part in split_largest_remainder(nanos, payers).items():
-                draft.add(tenant, borrower, LineKind.LEND_PRICE, part)
-            for tenant, part in split_largest_remainder(nanos, _idle_shares(pool, lender, slot.band)).items():
-                draft.add(tenant, lender, LineKind.LEND_INCOME, -part)
+            payers = _normalised(on_slot) if any(on_slot.values()) else shares.of(borrower, slot.band)
+            book(payers, borrower, LineKind.LEND_PRICE, nanos)
+            book(shares.of(lender, slot.band), lender, LineKind.LEND_INCOME, -nanos)
+    return lines
+
+
+def _lent_us(pool: PoolInterval, slot: SlotTenure) -> dict[tuple[str, str], int]:
+    lent: dict[tuple[str, str], int] = {}
+    for owner in slot.owners:
+        us = min(owner.end_us, pool.end_us) - max(owner.start_us, pool.start_us)
+        if owner.lender is not None and owner.class_ is not None and us > 0:
+            pair = (owner.lender, owner.class_)
+            lent[pair] = lent.get(pair, 0) + us
+    return lent
 
 
 def _round_lines(total_nanos: int, exact: Mapping[LineKey, Fraction]) -> tuple[CostLine, ...]:

@@ -145,16 +145,16 @@ def owned_by_key(slot: SlotTenure, start_us: int, end_us: int) -> dict[OwnedKey,
     return owned
 
 
-def unobserved(owned: Mapping[OwnedKey, int]) -> dict[OwnedKey, Fraction]:
+def unobserved(owned: Mapping[OwnedKey, int]) -> dict[OwnedKey, int]:
     """All owned time as idle of cause `unobserved`: what a meter that disagrees leaves known."""
-    idle: dict[OwnedKey, Fraction] = {}
+    idle: dict[OwnedKey, int] = {}
     for key, us in owned.items():
         blind = OwnedKey(key.class_, key.band, IdleCause.UNOBSERVED)
-        idle[blind] = idle.get(blind, Fraction(0)) + us
+        idle[blind] = idle.get(blind, 0) + us
     return idle
 
 
-def idle_by_key(owned: Mapping[OwnedKey, int], busy_us_by_class: Mapping[str, int]) -> dict[OwnedKey, Fraction]:
+def idle_by_key(owned: Mapping[OwnedKey, int], busy_us_by_class: Mapping[str, int]) -> dict[OwnedKey, Fraction | int]:
     """Owned less busy. Busy time is taken from what its class owned, then from what no class owned, then from the rest.
 
     Inside one class it is taken from all causes in proportion; from unobserved, broken and warming time only when
@@ -162,13 +162,16 @@ def idle_by_key(owned: Mapping[OwnedKey, int], busy_us_by_class: Mapping[str, in
     """
     if sum(busy_us_by_class.values()) > sum(owned.values()):
         raise ValueError("more busy time than owned time: the meter disagrees")
+    if len(owned) == 1:  # the usual slot: one owner, one cause, integers throughout
+        ((key, us),) = owned.items()
+        return {key: us - sum(busy_us_by_class.values())}
     left = {key: Fraction(us) for key, us in owned.items()}
     overrun = Fraction(0)
     for class_, busy_us in sorted(busy_us_by_class.items()):
         overrun += _take(left, [key for key in left if key.class_ == class_], Fraction(busy_us))
     overrun = _take(left, [key for key in left if key.class_ is None], overrun)
     _take(left, list(left), overrun)
-    return left
+    return {**left}
 
 
 def _take(left: dict[OwnedKey, Fraction], keys: Iterable[OwnedKey], amount: Fraction) -> Fraction:

@@ -73,7 +73,7 @@ def pools(draw: st.DrawFn) -> PoolInterval:
     return PoolInterval(start, end, rate, slots, usage, policy, draw(st.fractions(0, 1, max_denominator=100)))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=120)
 @given(pools())
 def test_lines_add_up_to_the_cost_of_the_pool_always(interval: PoolInterval) -> None:
     result = attribute(interval)
