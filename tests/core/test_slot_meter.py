@@ -107,6 +107,14 @@ def test_weights_share_each_instant() -> None:
     assert shares == {"a": 75, "b": 125}
 
 
+def test_a_long_run_beside_many_short_ones_gathers_no_rounding() -> None:
+    short = [Run(f"s{at}-{side}", at * 10, at * 10 + 10) for at in range(300) for side in "ab"]
+    shares = share_gpu_time([Run("long", 0, 3_000), *short])
+    # a third each: what divisions leave over must not pile up on the one that stays
+    assert abs(shares["long"] - 1_000) <= 2
+    assert sum(shares.values()) == 3_000
+
+
 def test_a_run_over_minutes_is_booked_minute_by_minute() -> None:
     meter = SlotMeter()
     meter.start("a", 30_000_000, tenant="acme", class_="chat")
