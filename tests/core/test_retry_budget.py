@@ -1,0 +1,42 @@
+"""Retries stay a bounded share of the traffic."""
+
+import pytest
+
+from controlplane.core.retry_budget import RetryBudget
+
+SECOND = 1_000_000
+
+
+def test_without_traffic_one_retry_per_ten_seconds() -> None:
+    budget = RetryBudget()
+    made = [t for t in range(60) if budget.try_retry(t * SECOND)]
+    assert made == [0, 10, 20, 30, 40, 50]
+
+
+def test_a_tenth_of_the_last_minute() -> None:
+    budget = RetryBudget()
+    for i in range(1_000):
+        budget.count_request(i * 10_000)
+    assert sum(budget.try_retry(10 * SECOND) for _ in range(500)) == 100
+    assert budget.allowed(10 * SECOND) == 100
+
+
+def test_the_minute_slides() -> None:
+    budget = RetryBudget()
+    for _ in range(1_000):
+        budget.count_request(0)
+    assert budget.allowed(59 * SECOND) == 100
+    assert budget.allowed(60 * SECOND) == 6
+
+
+def test_a_storm_of_failures_is_not_amplified() -> None:
+    budget, retries = RetryBudget(), 0
+    for i in range(6_000):
+        budget.count_request(i * 10_000)
+        retries += budget.try_retry(i * 10_000)
+    assert retries <= 600 + 6
+
+
+def test_share_must_be_one() -> None:
+    with pytest.raises(ValueError, match="share_ppm"):
+        RetryBudget(-1)
