@@ -208,7 +208,8 @@ def remove_postgres(state_dir: Path) -> None:
     """Stop the server of `state_dir` and remove its files, relocated ones too."""
     stop_postgres(state_dir)
     folder = _folder(state_dir)
-    for path in (folder, relocated_home(folder)):
+    sockets = read_json(folder / "run.json").get("socket_folder")
+    for path in (folder, relocated_home(folder), *([] if sockets is None else [Path(sockets)])):
         shutil.rmtree(path, ignore_errors=True)
 
 
@@ -236,9 +237,6 @@ def _prepare(
     data = identity.home / "data"
     passwords = _passwords(folder)
     _require_version(data, version, binaries)
-    if not (data / "PG_VERSION").exists():
-        _initialise(identity, data, folder, version, passwords[SUPERUSER], durable)
-    identity.own(data)
     record = read_json(folder / "run.json")
     if _postmaster(data) is not None and record and port in (None, record["port"]):
         chosen = int(record["port"])  # our own server sits on it and is about to be replaced
@@ -249,6 +247,9 @@ def _prepare(
             preferred=preferred_port(folder, "postgres"),
             settle_s=5.0 if (data / "postmaster.pid").exists() else 0.3,
         )
+    if not (data / "PG_VERSION").exists():
+        _initialise(identity, data, folder, version, passwords[SUPERUSER], durable)
+    identity.own(data)
     sockets = _socket_folder(identity, folder, record.get("socket_folder"))
     write_json(folder / "run.json", {"port": chosen, "socket_folder": str(sockets)})
     settings = {**SETTINGS, **({} if durable else SETTINGS_NOT_DURABLE)}

@@ -69,6 +69,7 @@ WAYS = [(Way.DROP, Way.USER_NAMESPACE), (Way.DROP,), ()] if AS_ROOT else [()]
 @pytest.mark.parametrize("without", WAYS, ids=lambda ways: "without-" + "-".join(way.value for way in ways))
 def test_rows_port_and_passwords_survive_a_kill(state_dir, without):
     first = start_postgres(state_dir, without=without)
+    assert not without or first.way not in {way.value for way in without}
     with psycopg.connect(first.owner_dsn) as owner:
         owner.execute("CREATE TABLE kept AS SELECT generate_series(1, 5000) AS number")
     os.kill(first.pid, signal.SIGKILL)
@@ -80,6 +81,10 @@ def test_rows_port_and_passwords_survive_a_kill(state_dir, without):
     assert stop_postgres(state_dir) is True
     assert stop_postgres(state_dir) is False
     assert not process_alive(second.pid)
+    assert second.data.is_dir()
+    remove_postgres(state_dir)
+    assert not second.data.exists()
+    assert not relocated_home((state_dir / "postgres").resolve()).exists()
 
 
 def test_a_second_start_finds_the_running_server(server):
@@ -105,11 +110,10 @@ def test_a_wrong_password_is_refused(server):
 
 
 def test_a_lost_secrets_file_is_made_good(state_dir):
-    first = start_postgres(state_dir, durable=False)
-    stop_postgres(state_dir)
+    first = prepare_postgres(state_dir, durable=False)
     (state_dir / "postgres/secrets.json").unlink()
     second = start_postgres(state_dir, durable=False)
-    assert second.app_dsn != first.app_dsn
+    assert second.app_dsn != first.role_dsn("app")
     psycopg.connect(second.app_dsn).close()
 
 
@@ -198,7 +202,9 @@ def test_half_made_data_are_made_again(state_dir):
     data = state_dir / "postgres/data"
     data.mkdir(parents=True)
     (data / "half").touch()
-    assert start_postgres(state_dir, durable=False).port
+    prepare_postgres(state_dir, durable=False)
+    assert (data / "PG_VERSION").exists()
+    assert not (data / "half").exists()
 
 
 def test_a_port_that_was_asked_for_and_is_taken_is_refused(state_dir):
@@ -229,12 +235,4 @@ def test_a_long_path_gets_a_short_socket(state_dir):
         assert again.unix_dsn.split()[0] == f"host={server.unix_dsn.split('host=')[1].split('&')[0]}"
     finally:
         remove_postgres(long)
-
-
-@pytest.mark.skipif(not AS_ROOT, reason="relocation happens to root only")
-def test_relocated_files_are_removed_with_the_rest(state_dir):
-    start_postgres(state_dir, without=(Way.DROP, Way.USER_NAMESPACE), durable=False)
-    home = relocated_home((state_dir / "postgres").resolve())
-    assert (home / "data/PG_VERSION").exists()
-    remove_postgres(state_dir)
-    assert not home.exists()
+    assert not again.socket_folder.exists()
