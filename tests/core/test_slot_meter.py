@@ -110,9 +110,10 @@ def test_weights_share_each_instant() -> None:
 def test_a_long_run_beside_many_short_ones_gathers_no_rounding() -> None:
     short = [Run(f"s{at}-{side}", at * 10, at * 10 + 10) for at in range(300) for side in "ab"]
     shares = share_gpu_time([Run("long", 0, 3_000), *short])
-    # a third each: what divisions leave over must not pile up on the one that stays
-    assert abs(shares["long"] - 1_000) <= 2
+    # a third each: what divisions leave over must not pile up on the one that stays or the last to leave
     assert sum(shares.values()) == 3_000
+    assert abs(shares.pop("long") - 1_000) <= 2
+    assert set(shares.values()) <= {3, 4, 5}
 
 
 def test_a_run_over_minutes_is_booked_minute_by_minute() -> None:
