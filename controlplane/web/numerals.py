@@ -6,7 +6,7 @@ Pure functions on integers (nanos, microseconds, counts) and ratios; `templateta
 from __future__ import annotations
 
 import math
-from decimal import ROUND_HALF_UP, Decimal, InvalidOperation
+from decimal import ROUND_HALF_UP, Context, Decimal, InvalidOperation
 
 DASH = "—"
 MINUS = "−"
@@ -14,6 +14,9 @@ NBSP = "\u00a0"
 NANOS_PER_UNIT = 1_000_000_000
 US_PER_MS = 1_000
 US_PER_S = 1_000_000
+# Enough digits for the largest float; a decimal beyond that is no figure of ours.
+DIGITS_MAX = 400
+_WIDE = Context(prec=DIGITS_MAX)
 
 Number = int | float | Decimal
 
@@ -28,7 +31,7 @@ def _finite(value: Number | str | None) -> Decimal | None:
         number = Decimal(str(value)) if isinstance(value, float | str) else Decimal(value)
     except (InvalidOperation, TypeError, ValueError):
         return None
-    return number if number.is_finite() else None
+    return number if number.is_finite() and abs(number.adjusted()) < DIGITS_MAX - 20 else None
 
 
 def fixed(value: Number | str | None, decimals: int = 0, *, signed: bool = False) -> str:
@@ -37,7 +40,7 @@ def fixed(value: Number | str | None, decimals: int = 0, *, signed: bool = False
     if number is None:
         return DASH
     step = Decimal(1).scaleb(-decimals)
-    rounded = abs(number).quantize(step, rounding=ROUND_HALF_UP)
+    rounded = abs(number).quantize(step, rounding=ROUND_HALF_UP, context=_WIDE)
     sign = MINUS if number < 0 else ("+" if signed and number > 0 else "")
     if rounded == 0 and number != 0:
         return f"{sign}<{step:f}"
