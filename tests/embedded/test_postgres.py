@@ -28,7 +28,7 @@ from controlplane.embedded.postgres import (
     stop_postgres,
 )
 from controlplane.embedded.processes import process_alive, wait_gone
-from controlplane.embedded.throwaway import throwaway_servers
+from controlplane.embedded.throwaway import remove_abandoned, throwaway_servers
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.processes
@@ -179,7 +179,9 @@ def test_throwaway_servers_end_with_a_killed_owner():
     owner.communicate()
     assert wait_gone(int(first), 10)
     assert wait_gone(int(second), 10)
-    shutil.rmtree(where)
+    assert Path(where).exists()
+    remove_abandoned()
+    assert not Path(where).exists()
 
 
 def test_settings_for_many_connections(server):
