@@ -54,6 +54,11 @@ class PolicyBundle(models.Model):
 
 
 class Rollout(models.Model):
+    """The way of one revision to the agents. `fence` is taken by whoever works on it: only its holder may write.
+
+    `note` says why it was stopped or superseded.
+    """
+
     class State(models.TextChoices):
         REQUESTED = "requested"
         RUNNING = "running"
@@ -67,12 +72,15 @@ class Rollout(models.Model):
     requested_by = models.CharField(max_length=200)
     finished_at = models.DateTimeField(null=True, blank=True)
     fence = models.UUIDField(default=uuid.uuid4)
+    note = models.TextField(blank=True, default="")
 
     class Meta:
         indexes = [models.Index(fields=["state"])]
 
 
 class Wave(models.Model):
+    """A share of the agents of each pool, cumulative in `percent`. `nudged_at` is null until a broadcast went out."""
+
     class State(models.TextChoices):
         PENDING = "pending"
         SENT = "sent"
@@ -82,6 +90,7 @@ class Wave(models.Model):
     percent = models.PositiveSmallIntegerField(default=100)
     state = models.CharField(max_length=7, choices=State.choices, default=State.PENDING)
     sent_at = models.DateTimeField(null=True, blank=True)
+    nudged_at = models.DateTimeField(null=True, blank=True)
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["rollout", "number"], name="wave_number_unique")]

@@ -1,0 +1,313 @@
+"""From rows to one policy document per pool. The same rows give the same bytes, whatever their order was.
+
+Keys, suspensions and freezes are not in it: they act at once and travel in the live list.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from controlplane.budgets.models import Budget
+from controlplane.contracts.models import ContractVersion, WorkloadClass
+from controlplane.fleet.models import Pool, Slot
+from controlplane.ledger.models import RateCard
+from controlplane.policy.configuration import UNSTAMPED, Configuration, instant
+from controlplane.tenants.models import Tenant
+from controlplane.tenants.queries import installation
+from controlplane.wire.policy import (
+    SCHEMA,
+    ClassPolicy,
+    ContractPolicy,
+    FlexPolicy,
+    PolicyDocument,
+    PoolPolicy,
+    RatePolicy,
+    SafeRate,
+    SizeBounds,
+    SlotPolicy,
+    TenantPolicy,
+)
+
+
+@dataclass(frozen=True)
+class Source:
+    """The rows that policy is made of, read once; lists are in a fixed order."""
+
+    installation: str
+    pools: tuple[Pool, ...]
+    slots: tuple[Slot, ...]
+    classes: tuple[WorkloadClass, ...]
+    tenants: tuple[Tenant, ...]
+    versions: tuple[ContractVersion, ...]
+    cards: tuple[RateCard, ...]
+    hard_budget_tenants: frozenset[int]
+
+    def slots_of(self, pool: Pool) -> list[Slot]:
+        return [slot for slot in self.slots if slot.pool_id == pool.id]
+
+    def class_by_slug(self, slug: str) -> WorkloadClass | None:
+        return next((row for row in self.classes if row.slug == slug), None)
+
+    def classes_of(self, pool: Pool) -> list[WorkloadClass]:
+        """The classes that the pool serves: its own, those that name its model, and where these downgrade to."""
+        wanted = [row for row in self.classes if _serves(row, pool)]
+        reached = {row.id for row in wanted}
+        while wanted:
+            target = wanted.pop().downgrade_to_id
+            if target is not None and target not in reached:
+                row = next((row for row in self.classes if row.id == target and allows_model(row, pool)), None)
+                if row is not None:
+                    reached.add(row.id)
+                    wanted.append(row)
+        return [row for row in self.classes if row.id in reached]
+
+    def tenants_of(self, pool: Pool) -> list[Tenant]:
+        """The tenants that may send something to the pool."""
+        served = {row.slug for row in self.classes_of(pool)}
+        model = pool.model.name
+        return [
+            tenant
+            for tenant in self.tenants
+            if served.intersection(tenant.classes) and (not tenant.model_names or model in tenant.model_names)
+        ]
+
+    def ancestors_of(self, tenant: Tenant) -> list[int]:
+        """Ids from the parent up; a cycle in the rows ends the walk."""
+        parents = {row.id: row.parent_id for row in self.tenants}
+        found: list[int] = []
+        at = tenant.parent_id
+        while at is not None and at not in found and at != tenant.id:
+            found.append(at)
+            at = parents.get(at)
+        return found
+
+
+def load_source(now: datetime) -> Source:
+    """Reads all rows in one go; call it inside a transaction when a push has to match what was reviewed."""
+    return Source(
+        installation=str(installation().uuid),
+        pools=tuple(Pool.objects.filter(archived_at__isnull=True).select_related("model").order_by("slug")),
+        slots=tuple(_slots_in_the_fleet()),
+        classes=tuple(WorkloadClass.objects.exclude(state=WorkloadClass.State.ARCHIVED).order_by("slug")),
+        tenants=tuple(Tenant.objects.exclude(state=Tenant.State.ARCHIVED).order_by("slug")),
+        versions=tuple(_live_versions(now)),
+        cards=tuple(_live_cards(now)),
+        hard_budget_tenants=frozenset(
+            Budget.objects.filter(hard=True, archived_at__isnull=True).values_list("tenant_id", flat=True)
+        ),
+    )
+
+
+def compile_configuration(now: datetime) -> Configuration:
+    """What a push at `now` would send, by pool slug."""
+    return compile_source(load_source(now))
+
+
+def compile_source(source: Source) -> Configuration:
+    return Configuration({pool.slug: _document(pool, source) for pool in source.pools})
+
+
+def allows_model(row: WorkloadClass, pool: Pool) -> bool:
+    """A class without a list of models allows every model."""
+    return not row.model_names or pool.model.name in row.model_names
+
+
+def _serves(row: WorkloadClass, pool: Pool) -> bool:
+    home = row.slug in (pool.interactive_class, pool.batch_class)
+    return home or pool.model.name in row.model_names
+
+
+def _slots_in_the_fleet() -> list[Slot]:
+    """Slots whose tenure has not ended; one that never began (a slot just made) counts."""
+    rows = Slot.objects.prefetch_related("tenures").order_by("pool_id", "name")
+    return [slot for slot in rows if _in_the_fleet(slot)]
+
+
+def _in_the_fleet(slot: Slot) -> bool:
+    tenures = list(slot.tenures.all())
+    return not tenures or any(tenure.ended_at is None for tenure in tenures)
+
+
+def _live_versions(now: datetime) -> list[ContractVersion]:
+    """Of every contract the version in force and those to come."""
+    rows = (
+        ContractVersion.objects.filter(contract__archived_at__isnull=True)
+        .select_related("contract")
+        .order_by("contract__slug", "-effective_from", "-number")
+    )
+    kept: list[ContractVersion] = []
+    in_force: set[int] = set()
+    for row in rows:
+        if row.contract_id in in_force:
+            continue
+        if row.effective_from <= now:
+            in_force.add(row.contract_id)
+        kept.append(row)
+    return sorted(kept, key=lambda row: (row.contract.slug, row.number))
+
+
+def _live_cards(now: datetime) -> list[RateCard]:
+    """Of every class and model the rate card in force and those to come."""
+    kept: list[RateCard] = []
+    in_force: set[tuple[str, int]] = set()
+    for row in RateCard.objects.order_by("class_slug", "model_id", "-effective_from"):
+        key = (row.class_slug, row.model_id)
+        if key in in_force:
+            continue
+        if row.effective_from <= now:
+            in_force.add(key)
+        kept.append(row)
+    return sorted(kept, key=lambda row: (row.class_slug, row.model_id, row.effective_from))
+
+
+def _document(pool: Pool, source: Source) -> PolicyDocument:
+    classes = source.classes_of(pool)
+    tenants = source.tenants_of(pool)
+    return PolicyDocument(
+        schema=SCHEMA,
+        installation=source.installation,
+        pool=_pool(pool, source.slots_of(pool)),
+        classes=[_class(row, classes, pool.model.name) for row in classes],
+        tenants=[_tenant(row, source, {row.slug for row in classes}, pool.model.name) for row in tenants],
+        contracts=_contracts(source, {row.id for row in classes}, {row.id for row in tenants}),
+        rates=[_rate(row) for row in source.cards if _rate_applies(row, classes, pool)],
+        **UNSTAMPED,
+    )
+
+
+def _pool(pool: Pool, slots: list[Slot]) -> PoolPolicy:
+    return PoolPolicy(
+        id=pool.id,
+        slug=pool.slug,
+        model=pool.model.name,
+        model_id=pool.model_id,
+        isolation=pool.isolation,
+        interactive_class=pool.interactive_class,
+        batch_class=pool.batch_class,
+        fairness_unit=pool.fairness_unit,
+        prompt_weight=pool.prompt_weight,
+        output_weight=pool.output_weight,
+        sizes=SizeBounds(
+            gpu_ms=sorted(pool.size_bounds_gpu_ms), aging_s=pool.aging_s, reserve_after_ms=pool.reserve_after_ms
+        ),
+        prefill_us_per_token=pool.prefill_us_per_token,
+        decode_us_per_token=pool.decode_us_per_token,
+        flex=_flex(pool),
+        safe_rate=_safe_rate(pool),
+        slots=[
+            SlotPolicy(
+                id=slot.id,
+                name=slot.name,
+                band=slot.band,
+                places=slot.places,
+                kv_tokens=slot.kv_tokens,
+                agent_id=slot.agent_id,
+            )
+            for slot in sorted(slots, key=lambda slot: slot.name)
+        ],
+    )
+
+
+def _flex(pool: Pool) -> FlexPolicy:
+    return FlexPolicy(
+        lend_p95_ms=pool.lend_p95_ms,
+        lend_hold_s=pool.lend_hold_s,
+        load_limit=pool.load_limit,
+        lend_slack=pool.lend_slack,
+        return_slack=pool.return_slack,
+        return_hold_s=pool.return_hold_s,
+        min_hold_s=pool.min_hold_s,
+        drain_bound_s=pool.drain_bound_s,
+        grant_ttl_s=pool.grant_ttl_s,
+        cooldown_s=pool.cooldown_s,
+        decision_interval_s=pool.decision_interval_s,
+        max_lent=pool.max_lent,
+        spillover_per_week=pool.spillover_per_week,
+        spillover_action=pool.spillover_action,
+    )
+
+
+def _safe_rate(pool: Pool) -> SafeRate:
+    raw = pool.safe_rate or {}
+    entries = {str(slots): float(rate) for slots, rate in (raw.get("entries") or {}).items()}
+    return SafeRate(
+        entries=entries,
+        measured_at=str(raw.get("measured_at") or ""),
+        trace=str(raw.get("trace") or ""),
+        valid_until=str(raw.get("valid_until") or ""),
+    )
+
+
+def _class(row: WorkloadClass, served: list[WorkloadClass], model: str) -> ClassPolicy:
+    target = next((other.slug for other in served if other.id == row.downgrade_to_id), None)
+    return ClassPolicy(
+        id=row.id,
+        slug=row.slug,
+        kind=row.kind,
+        priority=row.priority,
+        min_share_ppm=row.min_share_ppm,
+        max_prompt_tokens=row.max_prompt_tokens,
+        max_output_tokens=row.max_output_tokens,
+        default_output_tokens=row.default_output_tokens,
+        template_allowance_tokens=row.template_allowance_tokens,
+        max_queue=row.max_queue,
+        max_wait_ms=row.max_wait_ms,
+        stage_timeout_s=row.stage_timeout_s,
+        overload=row.overload,
+        downgrade_to=target,
+        retry_safe=row.retry_safe,
+        cancellable=row.cancellable,
+        default_deadline_s=row.default_deadline_s,
+        models=[model],
+    )
+
+
+def _tenant(row: Tenant, source: Source, served: set[str], model: str) -> TenantPolicy:
+    """Lists are exact: only what this pool serves and the tenant may use, so an empty list never means "all"."""
+    ancestors = source.ancestors_of(row)
+    return TenantPolicy(
+        id=row.id,
+        slug=row.slug,
+        weight=row.weight,
+        max_concurrency=row.max_concurrency,
+        classes=sorted(served.intersection(row.classes)),
+        models=[model],
+        outage_posture=row.outage_posture,
+        hard_budget=not source.hard_budget_tenants.isdisjoint({row.id, *ancestors}),
+        ancestors=ancestors,
+    )
+
+
+def _contracts(source: Source, class_ids: set[int], tenant_ids: set[int]) -> list[ContractPolicy]:
+    return [
+        ContractPolicy(
+            version_id=row.id,
+            slug=row.contract.slug,
+            class_id=row.contract.workload_class_id,
+            tenant_id=row.contract.tenant_id,
+            effective_from=instant(row.effective_from),
+            objective=row.objective,
+            metric=row.metric,
+            threshold_ms=row.threshold_ms,
+        )
+        for row in source.versions
+        if row.contract.workload_class_id in class_ids
+        and (row.contract.tenant_id is None or row.contract.tenant_id in tenant_ids)
+    ]
+
+
+def _rate_applies(row: RateCard, classes: list[WorkloadClass], pool: Pool) -> bool:
+    return row.model_id == pool.model_id and any(row.class_slug == served.slug for served in classes)
+
+
+def _rate(row: RateCard) -> RatePolicy:
+    return RatePolicy(
+        rate_version=row.id,
+        class_slug=row.class_slug,
+        model_id=row.model_id,
+        effective_from=instant(row.effective_from),
+        prompt_nanos_per_mtok=row.prompt_nanos_per_mtok,
+        cached_nanos_per_mtok=row.cached_nanos_per_mtok,
+        output_nanos_per_mtok=row.output_nanos_per_mtok,
+        gpu_nanos_per_slot_hour=row.gpu_nanos_per_slot_hour,
+        discount_ppm=row.discount_ppm,
+    )

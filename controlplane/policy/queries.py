@@ -1,0 +1,232 @@
+"""What policy is in force where: for agents (desired revision, bundles, keys) and for pages (drift, progress)."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+import msgspec
+from django.db import connection
+
+from controlplane.fleet.models import Agent
+from controlplane.policy.configuration import Configuration
+from controlplane.policy.models import Delivery, PolicyBundle, Revision, Rollout, SigningKey
+from controlplane.wire.policy import SignedPolicy
+from controlplane.wire.signing import to_text
+
+# Reports come every second or two: an agent that has said nothing for this long is silent.
+SILENT_AFTER = timedelta(seconds=10)
+# An agent that should have a newer revision for longer than this has drifted: two report intervals and a pull.
+DRIFT_AFTER = timedelta(seconds=10)
+
+_DESIRED_OF_POOLS = """
+SELECT DISTINCT ON (bundle.pool_id) bundle.pool_id, bundle.revision_id, bundle.digest
+  FROM policy_policybundle AS bundle
+  JOIN policy_rollout AS rollout ON rollout.revision_id = bundle.revision_id
+ WHERE bundle.pool_id = ANY(%s) AND bundle.signature IS NOT NULL
+   AND NOT EXISTS (SELECT FROM policy_wave AS wave WHERE wave.rollout_id = rollout.id AND wave.state = 'pending')
+ ORDER BY bundle.pool_id, bundle.revision_id DESC
+"""
+
+_DESIRED_OF_AGENTS = """
+SELECT agent.id, latest.revision_id, latest.digest
+  FROM fleet_agent AS agent
+ CROSS JOIN LATERAL (
+       SELECT bundle.revision_id, bundle.digest
+         FROM policy_policybundle AS bundle
+         JOIN policy_rollout AS rollout ON rollout.revision_id = bundle.revision_id
+         LEFT JOIN policy_delivery AS delivery ON delivery.rollout_id = rollout.id AND delivery.agent_id = agent.id
+        WHERE bundle.pool_id = agent.pool_id AND bundle.signature IS NOT NULL
+          AND NOT EXISTS (
+              SELECT FROM policy_wave AS wave
+               WHERE wave.rollout_id = rollout.id AND wave.state = 'pending'
+                 AND (delivery.id IS NULL OR wave.number = delivery.wave))
+        ORDER BY bundle.revision_id DESC
+        LIMIT 1) AS latest
+ WHERE agent.id = ANY(%s)
+"""
+
+# What remains of the time to first token without the queue, as streamed requests of the last hour had it.
+_REST_OF_TTFT = """
+SELECT pool.slug, percentile_cont(0.5) WITHIN GROUP (ORDER BY sample.rest_us) / 1000.0
+  FROM fleet_pool AS pool
+ CROSS JOIN LATERAL (
+       SELECT ttft_us - queue_us AS rest_us
+         FROM usage_record
+        WHERE received_at >= %s AND pool_id = pool.id AND ttft_us >= 0 AND queue_us >= 0
+        LIMIT 2000) AS sample
+ GROUP BY pool.slug
+"""
+
+Desired = tuple[int, str]
+"""(revision, digest)"""
+
+
+def desired(pool_ids: Iterable[int]) -> dict[int, Desired]:
+    """Pool id -> the newest signed revision of which every wave was sent; a pool without one is missing."""
+    with connection.cursor() as cursor:
+        cursor.execute(_DESIRED_OF_POOLS, [list(pool_ids)])
+        return {pool_id: (revision, digest) for pool_id, revision, digest in cursor.fetchall()}
+
+
+def desired_for(cursor: Any, agent_ids: Iterable[int]) -> dict[int, Desired]:
+    """Agent id -> the newest signed revision whose wave reached it; one without any is missing. One statement."""
+    cursor.execute(_DESIRED_OF_AGENTS, [list(agent_ids)])
+    return {agent_id: (revision, digest) for agent_id, revision, digest in cursor.fetchall()}
+
+
+def bundle(pool_id: int, digest: str) -> bytes | None:
+    """What an agent pulls: msgspec JSON of SignedPolicy; None for a digest that is not this pool's or not signed."""
+    row = (
+        PolicyBundle.objects.filter(pool_id=pool_id, digest=digest, signature__isnull=False)
+        .values_list("kid", "signature", "body")
+        .first()
+    )
+    if row is None:
+        return None
+    kid, signature, body = row
+    return msgspec.json.encode(SignedPolicy(kid=kid, signature=to_text(bytes(signature)), body=to_text(bytes(body))))
+
+
+def signing_keys() -> dict[str, str]:
+    """`policy:<kid>`, `live:<kid>`, `nudge:<kid>` -> base64 of the public key, for keys that are not revoked."""
+    rows = SigningKey.objects.filter(revoked_at__isnull=True).order_by("use", "kid")
+    return {f"{row.use}:{row.kid}": to_text(bytes(row.public_key)) for row in rows}
+
+
+def rest_of_ttft_ms(now: datetime) -> dict[str, float]:
+    """Pool slug -> median milliseconds of the time to first token after the queue, last hour; no traffic, no entry."""
+    with connection.cursor() as cursor:
+        cursor.execute(_REST_OF_TTFT, [now - timedelta(hours=1)])
+        return {slug: float(rest) for slug, rest in cursor.fetchall() if rest is not None}
+
+
+def latest_revision() -> Revision | None:
+    return Revision.objects.order_by("-number").first()
+
+
+def configuration_of(number: int) -> Configuration | None:
+    row = Revision.objects.filter(number=number).first()
+    return None if row is None else Configuration.from_json(row.configuration)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a revision came: agents by state of their delivery."""
+
+    agents: int
+    acked: int
+    sent: int
+    pending: int
+    nacked: int
+    timed_out: int
+
+    @property
+    def complete(self) -> bool:
+        return self.acked == self.agents
+
+
+def progress(rollouts: Iterable[Rollout]) -> dict[int, Progress]:
+    """Rollout id -> its progress, in one query."""
+    ids = [rollout.pk for rollout in rollouts]
+    counts: dict[int, Counter[str]] = {pk: Counter() for pk in ids}
+    for rollout_id, state in Delivery.objects.filter(rollout_id__in=ids).values_list("rollout_id", "state"):
+        counts[rollout_id][state] += 1
+    return {pk: _progress(count) for pk, count in counts.items()}
+
+
+def _progress(count: Counter[str]) -> Progress:
+    return Progress(
+        agents=count.total(),
+        acked=count["acked"],
+        sent=count["sent"],
+        pending=count["pending"],
+        nacked=count["nacked"],
+        timed_out=count["timed_out"],
+    )
+
+
+@dataclass(frozen=True)
+class AgentDrift:
+    """One agent: what it is to apply, what it said it applies, and how old that word is.
+
+    `state` is in_force, behind, refused, must_upgrade, silent or never (it has not reported yet); `since` is the
+    instant from which it should have had the desired revision.
+    """
+
+    agent_id: int
+    name: str
+    pool: str
+    software: str
+    state: str
+    desired: int | None
+    applied: int | None
+    reported_at: datetime | None
+    since: datetime | None
+    reason: str
+
+    @property
+    def needs_attention(self) -> bool:
+        return self.state != "in_force"
+
+
+DRIFT_ORDER = ("refused", "must_upgrade", "silent", "never", "behind", "in_force")
+
+
+def drift(now: datetime) -> list[AgentDrift]:
+    """All active agents, those that need attention first. Three queries, whatever their number."""
+    agents = list(
+        Agent.objects.filter(state=Agent.State.ACTIVE).select_related("pool", "live").order_by("pool__slug", "name")
+    )
+    with connection.cursor() as cursor:
+        wanted = desired_for(cursor, [agent.pk for agent in agents])
+    sent = _sent_at(wanted)
+    rows = [_drift_of(agent, wanted.get(agent.pk), sent.get(agent.pk), now) for agent in agents]
+    return sorted(rows, key=lambda row: (DRIFT_ORDER.index(row.state), row.pool, row.name))
+
+
+def _sent_at(wanted: dict[int, Desired]) -> dict[int, datetime]:
+    revisions = {revision for revision, _ in wanted.values()}
+    rows = Delivery.objects.filter(rollout__revision_id__in=revisions, agent_id__in=wanted, sent_at__isnull=False)
+    return {
+        agent_id: sent_at
+        for agent_id, revision, sent_at in rows.values_list("agent_id", "rollout__revision_id", "sent_at")
+        if wanted[agent_id][0] == revision
+    }
+
+
+def _drift_of(agent: Agent, wanted: Desired | None, sent_at: datetime | None, now: datetime) -> AgentDrift:
+    live = getattr(agent, "live", None)
+    revision = wanted[0] if wanted else None
+    state, reason = _state_of(live, revision, now)
+    return AgentDrift(
+        agent_id=agent.pk,
+        name=agent.name,
+        pool=agent.pool.slug,
+        software=agent.software,
+        state=state,
+        desired=revision,
+        applied=live.revision if live is not None and live.revision else None,
+        reported_at=live.reported_at if live is not None else None,
+        since=sent_at,
+        reason=reason,
+    )
+
+
+def _state_of(live: Any, revision: int | None, now: datetime) -> tuple[str, str]:
+    if live is None:
+        return "never", "It has not reported since it was enrolled."
+    if now - live.reported_at > SILENT_AFTER:
+        return "silent", "No report: what it applies now is not known."
+    if revision is None or live.revision >= revision:
+        return "in_force", ""
+    if live.refused_revision is not None and live.refused_revision >= revision:
+        state = "must_upgrade" if live.refused.startswith(("must_upgrade", "schema")) else "refused"
+        return state, live.refused or "It gave no reason."
+    return "behind", f"It applies revision {live.revision}." if live.revision else "It has not applied any revision."
+
+
+def rollouts_by_revision(revisions: Sequence[Revision]) -> dict[int, Rollout]:
+    rows = Rollout.objects.filter(revision__in=revisions).prefetch_related("waves")
+    return {row.revision_id: row for row in rows}
