@@ -66,7 +66,11 @@ class BudgetWindow(models.Model):
 
 
 class Lease(models.Model):
-    """Money an agent may spend for a tenant without asking. Counted until settled, sealed or written off."""
+    """Money an agent may spend for a tenant without asking. Counted until settled, sealed or written off.
+
+    `reserved_nanos` is what running requests held when the agent last said so; `need_nanos` the upper bound of the
+    request that asked for the lease.
+    """
 
     class State(models.TextChoices):
         OPEN = "open"
@@ -78,6 +82,8 @@ class Lease(models.Model):
     tenant = models.ForeignKey(Tenant, on_delete=models.PROTECT, related_name="+")
     amount_nanos = models.BigIntegerField()
     spent_nanos = models.BigIntegerField(default=0)
+    reserved_nanos = models.BigIntegerField(default=0)
+    need_nanos = models.BigIntegerField(default=0)
     state = models.CharField(max_length=6, choices=State.choices, default=State.OPEN)
     granted_at = models.DateTimeField()
     expires_at = models.DateTimeField()
@@ -102,3 +108,15 @@ class LeaseWindow(models.Model):
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["lease", "window"], name="lease_window_unique")]
+
+
+class AgentDemand(models.Model):
+    """What an agent was asked for in the last 10 s: shares of installation-wide limits follow it.
+
+    `demand` is [[scope, id, requests, tokens, refused], ...]. The next report rebuilds the row, so it is unlogged.
+    """
+
+    agent_id = models.IntegerField(primary_key=True)
+    pool_id = models.IntegerField()
+    at = models.DateTimeField()
+    demand = models.JSONField(default=list)

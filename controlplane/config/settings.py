@@ -191,6 +191,10 @@ SIGNING_KEY_DIR = Path(env.str("FLEXBAND_SIGNING_KEYS", default=str(VAR_DIR / "s
 POLICY_ACCEPT_S = env.int("FLEXBAND_POLICY_ACCEPT_S", default=7 * 86_400)
 SPOOL_AGE_LIMIT_S = 14 * 86_400
 REPORT_BODY_LIMIT_BYTES = 8 * 1024 * 1024
+# Where agents listen for nudges (a broker user that reaches nothing else); empty: reports alone converge.
+AGENT_BROKER_URL = env.str("FLEXBAND_AGENT_BROKER_URL", default="")
+# Whether an enrolled agent waits for an admin's approval before it may say hello.
+AGENT_APPROVAL = env.bool("FLEXBAND_AGENT_APPROVAL", default=False)
 
 AUTH_USER_MODEL = "auth.User"
 PASSWORD_HASHERS = [

@@ -8,7 +8,11 @@ from django.db import models
 
 
 class AgentCursor(models.Model):
-    """How far one epoch of one agent has been taken: seq is strict, so a repeat stores nothing and a gap has a name."""
+    """How far one epoch of one agent has been taken: seq is strict, so a repeat stores nothing and a gap has a name.
+
+    `claimed_by` is the later epoch of the same agent that said it holds this epoch's spool: only then reports of an
+    epoch that is no longer the agent's own are taken.
+    """
 
     agent_id = models.IntegerField()
     epoch = models.IntegerField()
@@ -17,6 +21,7 @@ class AgentCursor(models.Model):
     records = models.BigIntegerField(default=0)
     repeats = models.BigIntegerField(default=0)
     updated_at = models.DateTimeField()
+    claimed_by = models.IntegerField(null=True, blank=True)
     sealed_at = models.DateTimeField(null=True, blank=True)
     sealed_by = models.CharField(max_length=200, blank=True, default="")
 

@@ -1,0 +1,296 @@
+"""Leases of hard budgets: granted under the lock of every window that must hold, counted until they are closed.
+
+At every instant settled + leased <= limit in each hard window; the database checks it too. A lease's charge moves from
+leased to settled as the agent reports it; what it did not spend goes back when the lease is closed: after its end, once
+the agent says that no running request holds any of it, or when its epoch is sealed.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from psycopg import Cursor
+
+from controlplane.budgets.windows import WindowRow, budgets_of, until_end, windows_at
+from controlplane.core.leases import BudgetWindow, lease_size
+from controlplane.core.period import format_utc, to_us
+from controlplane.wire.report import Exhausted, Lease, LeaseSpend
+
+LEASE_LIFE = timedelta(minutes=10)
+RENEW_BEFORE = timedelta(minutes=2)
+ACTIVE_WITHIN = timedelta(seconds=30)
+
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """An agent that needs money for a tenant: `need_nanos` is the upper bound of one request."""
+
+    agent_id: int
+    epoch: int
+    tenant_id: int
+    need_nanos: int
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """The answer to one asking: a lease, the window that blocked, or neither where no hard budget holds."""
+
+    lease: Lease | None
+    exhausted: Exhausted | None
+
+
+def acquire(cursor: Cursor, asking: Asking, now: datetime) -> Granted:
+    """Takes a lease out of every hard window of the tenant and its ancestors, or names the window that blocks.
+
+    Must run in a transaction: the windows are locked, in id order, until it ends.
+    """
+    budgets = budgets_of(cursor, [asking.tenant_id], hard=True).get(asking.tenant_id, [])
+    if not budgets:
+        return Granted(None, None)
+    windows = sorted(
+        windows_at(cursor, [(budget, now) for budget in budgets], lock=True).values(), key=lambda row: row.id
+    )
+    size = lease_size(
+        [_as_core(window) for window in windows],
+        active_agents=_active_agents(cursor, asking, now),
+        recent_spend_nanos=_recent_spend(cursor, asking, now),
+        max_request_nanos=max(1, asking.need_nanos),
+    )
+    if size.blocked_by is not None:
+        blocked = size.blocked_by
+        return Granted(None, Exhausted(asking.tenant_id, f"{blocked.level}: {blocked.window}", blocked.ends_at_us))
+    lease = _insert(cursor, asking, size.amount_nanos, windows, now)
+    return Granted(lease, None)
+
+
+def _as_core(window: WindowRow) -> BudgetWindow:
+    return BudgetWindow(
+        level=window.budget.level,
+        window=f"{window.budget.name} ({window.budget.period} from {format_utc(window.starts_at)})",
+        ends_at_us=to_us(window.ends_at),
+        limit_nanos=window.limit_nanos,
+        settled_nanos=window.settled_nanos,
+        outstanding_nanos=window.leased_nanos,
+    )
+
+
+def _active_agents(cursor: Cursor, asking: Asking, now: datetime) -> int:
+    """Agents that reported lately and may serve the tenant: those of all pools, since a budget has no pool."""
+    cursor.execute(
+        "SELECT count(*) FROM fleet_agentlive WHERE reported_at > %s OR agent_id = %s",
+        (now - ACTIVE_WITHIN, asking.agent_id),
+    )
+    row = cursor.fetchone()
+    return max(1, row[0] if row else 1)
+
+
+def _recent_spend(cursor: Cursor, asking: Asking, now: datetime) -> int:
+    """What this agent spends for the tenant in 60 s, from the leases of the last minutes; 0 when it had none."""
+    cursor.execute(
+        """
+        SELECT coalesce(sum(spent_nanos + reserved_nanos), 0), min(granted_at) FROM budgets_lease
+        WHERE agent_id = %s AND epoch = %s AND tenant_id = %s AND granted_at > %s
+        """,
+        (asking.agent_id, asking.epoch, asking.tenant_id, now - LEASE_LIFE),
+    )
+    row = cursor.fetchone()
+    if row is None or row[1] is None:
+        return 0
+    age_s = max(1, int((now - row[1]).total_seconds()))
+    return int(row[0]) * 60 // age_s
+
+
+def _insert(cursor: Cursor, asking: Asking, amount_nanos: int, windows: Sequence[WindowRow], now: datetime) -> Lease:
+    expires_at = until_end(windows, now + LEASE_LIFE)
+    cursor.execute(
+        """
+        INSERT INTO budgets_lease (agent_id, epoch, tenant_id, amount_nanos, spent_nanos, reserved_nanos, need_nanos,
+                                   state, granted_at, expires_at)
+        VALUES (%s, %s, %s, %s, 0, 0, %s, 'open', %s, %s) RETURNING id
+        """,
+        (asking.agent_id, asking.epoch, asking.tenant_id, amount_nanos, asking.need_nanos, now, expires_at),
+    )
+    row = cursor.fetchone()
+    assert row is not None
+    window_ids = [window.id for window in windows]
+    cursor.execute(
+        "INSERT INTO budgets_leasewindow (lease_id, window_id) SELECT %s, unnest(%s::bigint[])", (row[0], window_ids)
+    )
+    cursor.execute(
+        "UPDATE budgets_budgetwindow SET leased_nanos = leased_nanos + %s WHERE id = ANY(%s)",
+        (amount_nanos, window_ids),
+    )
+    return Lease(row[0], asking.tenant_id, amount_nanos, to_us(expires_at))
+
+
+def open_leases(cursor: Cursor, agents: Iterable[tuple[int, int]]) -> dict[int, list[Lease]]:
+    """Agent id -> every open lease of its present epoch, in full; `agents` are (id, epoch) pairs."""
+    pairs = sorted(set(agents))
+    cursor.execute(
+        """
+        SELECT l.agent_id, l.id, l.tenant_id, l.amount_nanos, l.expires_at
+        FROM budgets_lease l
+        JOIN unnest(%s::int[], %s::int[]) AS a (agent_id, epoch) ON l.agent_id = a.agent_id AND l.epoch = a.epoch
+        WHERE l.state = 'open' ORDER BY l.id
+        """,
+        ([agent_id for agent_id, _ in pairs], [epoch for _, epoch in pairs]),
+    )
+    found: dict[int, list[Lease]] = defaultdict(list)
+    for agent_id, lease_id, tenant_id, amount_nanos, expires_at in cursor.fetchall():
+        found[agent_id].append(Lease(lease_id, tenant_id, amount_nanos, to_us(expires_at)))
+    return found
+
+
+def running_low(cursor: Cursor, agents: Iterable[tuple[int, int]], now: datetime) -> list[Asking]:
+    """Who should get more without asking: tenants of which half of an agent's leases is used up or ends soon.
+
+    Only tenants that the agent spends for now: a lease nobody used is not renewed.
+    """
+    pairs = sorted(set(agents))
+    cursor.execute(
+        """
+        SELECT l.agent_id, l.epoch, l.tenant_id, max(l.need_nanos)
+        FROM budgets_lease l
+        JOIN unnest(%s::int[], %s::int[]) AS a (agent_id, epoch) ON l.agent_id = a.agent_id AND l.epoch = a.epoch
+        WHERE l.state = 'open'
+        GROUP BY l.agent_id, l.epoch, l.tenant_id
+        HAVING sum(l.spent_nanos + l.reserved_nanos) > 0
+           AND 2 * coalesce(sum(l.amount_nanos - l.spent_nanos - l.reserved_nanos) FILTER (WHERE l.expires_at > %s), 0)
+               <= coalesce(sum(l.amount_nanos) FILTER (WHERE l.expires_at > %s), 0)
+        ORDER BY l.tenant_id, l.agent_id
+        """,
+        (
+            [agent_id for agent_id, _ in pairs],
+            [epoch for _, epoch in pairs],
+            now + RENEW_BEFORE,
+            now + RENEW_BEFORE,
+        ),
+    )
+    return [Asking(*row) for row in cursor.fetchall()]
+
+
+@dataclass(frozen=True, slots=True)
+class SpendReport:
+    """What one report says of one agent's leases. `sent_us` is the agent's clock, which also ends their use."""
+
+    agent_id: int
+    sent_us: int
+    spends: Sequence[LeaseSpend]
+
+
+@dataclass(frozen=True, slots=True)
+class Overspent:
+    """A lease of which an agent reported more than its amount: only the amount was settled."""
+
+    agent_id: int
+    lease_id: int
+    amount_nanos: int
+    spent_nanos: int
+
+
+def settle(cursor: Cursor, reports: Sequence[SpendReport], now: datetime) -> list[Overspent]:
+    """Moves what leases spent from leased to settled, and closes those that ended with nothing reserved.
+
+    Spends are totals: a repeat changes nothing and an older total never lowers a newer one. Locks the leases, then
+    their windows, both in id order.
+    """
+    said = {spend.lease_id: (report, spend) for report in reports for spend in report.spends}
+    if not said:
+        return []
+    cursor.execute(
+        "SELECT id, agent_id, amount_nanos, spent_nanos, expires_at FROM budgets_lease"
+        " WHERE id = ANY(%s) AND state = 'open' ORDER BY id FOR UPDATE",
+        (sorted(said),),
+    )
+    changes: list[_Change] = []
+    overspent: list[Overspent] = []
+    for lease_id, agent_id, amount, spent, expires_at in cursor.fetchall():
+        report, spend = said[lease_id]
+        if report.agent_id != agent_id:
+            continue
+        if spend.spent_nanos > amount:
+            overspent.append(Overspent(agent_id, lease_id, amount, spend.spent_nanos))
+        total = min(max(spend.spent_nanos, spent), amount)
+        ended = report.sent_us > to_us(expires_at) and spend.reserved_nanos <= 0
+        changes.append(_Change(lease_id, total, total - spent, amount - total, max(0, spend.reserved_nanos), ended))
+    _apply(cursor, changes, now)
+    return overspent
+
+
+def close_epochs(cursor: Cursor, epochs: Iterable[tuple[int, int]], now: datetime) -> int:
+    """Closes every open lease of sealed epochs, (agent id, epoch) pairs: what was not spent goes back."""
+    pairs = sorted(set(epochs))
+    if not pairs:
+        return 0
+    cursor.execute(
+        """
+        SELECT l.id, l.amount_nanos - l.spent_nanos, l.spent_nanos FROM budgets_lease l
+        JOIN unnest(%s::int[], %s::int[]) AS e (agent_id, epoch) ON l.agent_id = e.agent_id AND l.epoch = e.epoch
+        WHERE l.state = 'open' ORDER BY l.id FOR UPDATE OF l
+        """,
+        ([agent_id for agent_id, _ in pairs], [epoch for _, epoch in pairs]),
+    )
+    changes = [_Change(lease_id, spent, 0, rest, 0, True) for lease_id, rest, spent in cursor.fetchall()]
+    _apply(cursor, changes, now)
+    return len(changes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    lease_id: int
+    spent_nanos: int
+    settled_nanos: int
+    rest_nanos: int
+    reserved_nanos: int
+    closes: bool
+
+
+def _apply(cursor: Cursor, changes: Sequence[_Change], now: datetime) -> None:
+    if not changes:
+        return
+    cursor.execute(
+        "SELECT lease_id, window_id FROM budgets_leasewindow WHERE lease_id = ANY(%s)",
+        ([change.lease_id for change in changes],),
+    )
+    _move(cursor, changes, cursor.fetchall())
+    cursor.execute(
+        """
+        UPDATE budgets_lease l SET spent_nanos = r.spent, reserved_nanos = r.reserved,
+            state = CASE WHEN r.closes THEN 'closed' ELSE l.state END,
+            closed_at = CASE WHEN r.closes THEN %s ELSE l.closed_at END
+        FROM unnest(%s::bigint[], %s::bigint[], %s::bigint[], %s::bool[]) AS r (id, spent, reserved, closes)
+        WHERE l.id = r.id
+        """,
+        (
+            now,
+            [change.lease_id for change in changes],
+            [change.spent_nanos for change in changes],
+            [change.reserved_nanos for change in changes],
+            [change.closes for change in changes],
+        ),
+    )
+
+
+def _move(cursor: Cursor, changes: Sequence[_Change], pairs: Sequence[tuple[int, int]]) -> None:
+    by_lease = {change.lease_id: change for change in changes}
+    moves: dict[int, list[int]] = defaultdict(lambda: [0, 0])
+    for lease_id, window_id in pairs:
+        change = by_lease[lease_id]
+        moves[window_id][0] += change.settled_nanos
+        moves[window_id][1] += change.settled_nanos + (change.rest_nanos if change.closes else 0)
+    moved = [(window_id, *amounts) for window_id, amounts in sorted(moves.items()) if any(amounts)]
+    if not moved:
+        return
+    ids = [row[0] for row in moved]
+    cursor.execute("SELECT id FROM budgets_budgetwindow WHERE id = ANY(%s) ORDER BY id FOR UPDATE", (ids,))
+    cursor.execute(
+        """
+        UPDATE budgets_budgetwindow w
+        SET settled_nanos = w.settled_nanos + r.settled, leased_nanos = w.leased_nanos - r.freed
+        FROM unnest(%s::bigint[], %s::bigint[], %s::bigint[]) AS r (id, settled, freed) WHERE w.id = r.id
+        """,
+        (ids, [row[1] for row in moved], [row[2] for row in moved]),
+    )

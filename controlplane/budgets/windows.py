@@ -1,0 +1,144 @@
+"""Budget windows: the calendar period of a budget in its own zone, as half-open instants, made when first needed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from psycopg import Cursor
+
+from controlplane.core.period import Calendar, Window, load_zone, window_at
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetRow:
+    """A budget that holds for a tenant, its own or an ancestor's (`level` is the owner's slug)."""
+
+    id: int
+    tenant_id: int
+    level: str
+    name: str
+    period: str
+    anchor_day: int
+    zone: str
+    limit_nanos: int
+    hard: bool
+
+
+@dataclass(frozen=True, slots=True)
+class WindowRow:
+    """A window as stored, locked or not."""
+
+    id: int
+    budget: BudgetRow
+    starts_at: datetime
+    ends_at: datetime
+    limit_nanos: int
+    settled_nanos: int
+    leased_nanos: int
+
+
+def window_of(budget: BudgetRow, at: datetime) -> Window:
+    """The window of a budget that holds an instant; depends on zone and calendar alone, never on first use."""
+    return window_at(load_zone(budget.zone), Calendar(budget.period), at, anchor_day=budget.anchor_day)
+
+
+_CHAIN_SQL = """
+WITH RECURSIVE chain (start_id, tenant_id, depth) AS (
+    SELECT t.id, t.id, 0 FROM tenants_tenant t WHERE t.id = ANY(%s)
+    UNION ALL
+    SELECT c.start_id, t.parent_id, c.depth + 1
+    FROM chain c JOIN tenants_tenant t ON t.id = c.tenant_id
+    WHERE t.parent_id IS NOT NULL AND c.depth < 32
+)
+SELECT c.start_id, b.id, b.tenant_id, t.slug, b.name, b.period, b.anchor_day, b.zone, b.limit_nanos, b.hard
+FROM chain c
+JOIN budgets_budget b ON b.tenant_id = c.tenant_id
+JOIN tenants_tenant t ON t.id = b.tenant_id
+WHERE b.archived_at IS NULL AND b.hard = %s
+ORDER BY b.id
+"""
+
+
+def budgets_of(cursor: Cursor, tenant_ids: Iterable[int], *, hard: bool) -> dict[int, list[BudgetRow]]:
+    """The budgets in force for each tenant, its own and its ancestors', in id order; tenants without are missing."""
+    cursor.execute(_CHAIN_SQL, (sorted(set(tenant_ids)), hard))
+    found: dict[int, list[BudgetRow]] = {}
+    for start_id, *columns in cursor.fetchall():
+        found.setdefault(start_id, []).append(BudgetRow(*columns))
+    return found
+
+
+_ENSURE_SQL = """
+INSERT INTO budgets_budgetwindow
+    (budget_id, starts_at, ends_at, limit_nanos, hard, settled_nanos, leased_nanos, notified_percent)
+SELECT r.*, 0, 0, 0
+FROM unnest(%s::int[], %s::timestamptz[], %s::timestamptz[], %s::bigint[], %s::bool[]) AS r
+ON CONFLICT (budget_id, starts_at) DO NOTHING
+"""
+_READ_SQL = """
+SELECT w.id, w.budget_id, w.starts_at, w.ends_at, w.limit_nanos, w.settled_nanos, w.leased_nanos
+FROM budgets_budgetwindow w
+JOIN unnest(%s::int[], %s::timestamptz[]) AS r (budget_id, starts_at)
+  ON w.budget_id = r.budget_id AND w.starts_at = r.starts_at
+ORDER BY w.id
+"""
+
+
+def windows_at(
+    cursor: Cursor, wanted: Sequence[tuple[BudgetRow, datetime]], *, lock: bool = False
+) -> dict[tuple[int, datetime], WindowRow]:
+    """(budget id, start) -> window, for the windows that hold the instants; missing ones are made.
+
+    With `lock` the rows are locked, in id order. A limit that was changed since takes effect here: at once when it
+    is raised, and as far down as what is settled and leased leaves room when it is lowered.
+    """
+    spans: dict[tuple[int, datetime], tuple[BudgetRow, datetime]] = {}
+    for budget, at in wanted:
+        window = window_of(budget, at)
+        spans[(budget.id, window.start)] = (budget, window.end)
+    if not spans:
+        return {}
+    keys = sorted(spans)
+    columns = (
+        [key[0] for key in keys],
+        [key[1] for key in keys],
+        [spans[key][1] for key in keys],
+        [spans[key][0].limit_nanos for key in keys],
+        [spans[key][0].hard for key in keys],
+    )
+    rows = _read(cursor, columns[:2], spans, lock=lock)
+    if len(rows) < len(keys):
+        cursor.execute(_ENSURE_SQL, columns)
+        rows = _read(cursor, columns[:2], spans, lock=lock)
+    if lock:
+        rows = [_follow_limit(cursor, row) for row in rows]
+    return {(row.budget.id, row.starts_at): row for row in rows}
+
+
+def _read(
+    cursor: Cursor,
+    columns: tuple[list[int], list[datetime]],
+    spans: dict[tuple[int, datetime], tuple[BudgetRow, datetime]],
+    *,
+    lock: bool,
+) -> list[WindowRow]:
+    cursor.execute(_READ_SQL + (" FOR UPDATE OF w" if lock else ""), columns)
+    return [WindowRow(row[0], spans[(row[1], row[2])][0], *row[2:]) for row in cursor.fetchall()]
+
+
+def _follow_limit(cursor: Cursor, row: WindowRow) -> WindowRow:
+    used = row.settled_nanos + row.leased_nanos if row.budget.hard else 0
+    limit = max(row.budget.limit_nanos, used)
+    if limit != row.limit_nanos:
+        cursor.execute(
+            "UPDATE budgets_budgetwindow SET limit_nanos = %s, hard = %s WHERE id = %s",
+            (limit, row.budget.hard, row.id),
+        )
+    return WindowRow(row.id, row.budget, row.starts_at, row.ends_at, limit, row.settled_nanos, row.leased_nanos)
+
+
+def until_end(windows: Iterable[WindowRow], latest: datetime) -> datetime:
+    """The earliest end among windows, at most `latest`."""
+    return min([latest, *(window.ends_at for window in windows)])

@@ -1,0 +1,109 @@
+"""What a report is answered with: how far it was taken, and everything its agent should know now."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from psycopg import Connection
+
+from controlplane.budgets.leases import acquire, open_leases, running_low
+from controlplane.budgets.shares import shares_for
+from controlplane.core.period import to_us
+from controlplane.exchange.composition import Result
+from controlplane.exchange.messages import Incoming
+from controlplane.exchange.pending_flex import grants_for
+from controlplane.policy.live_list import delta
+from controlplane.policy.queries import desired_for
+from controlplane.usage.cursors import Verdict
+from controlplane.wire.report import Answer, Exhausted, Grant, Lease, LiveDelta, Share
+
+FLEX_INTERVAL_MS = 1_000
+INTERVAL_MS = 2_000
+
+
+@dataclass
+class Outlook:
+    """What the control plane wants of some agents now, by agent id."""
+
+    generation: int = 1
+    live_number: int = 0
+    facts: dict[int, tuple[bool, bool]] = field(default_factory=dict)
+    """(has its pool a flex band, shall the agent drain)"""
+    desired: Mapping[int, tuple[int, str]] = field(default_factory=dict)
+    grants: Mapping[int, list[Grant]] = field(default_factory=dict)
+    leases: Mapping[int, list[Lease]] = field(default_factory=dict)
+    exhausted: Mapping[int, list[Exhausted]] = field(default_factory=dict)
+    shares: Mapping[int, list[Share]] = field(default_factory=dict)
+
+
+_FACTS_SQL = """
+SELECT a.id,
+       EXISTS (SELECT 1 FROM fleet_slot s WHERE s.pool_id = a.pool_id AND s.band = 'flex'),
+       a.drain_requested_at IS NOT NULL
+FROM fleet_agent a WHERE a.id = ANY(%s)
+"""
+
+
+def interval_ms(*, flex: bool) -> int:
+    """How soon an agent shall report again."""
+    return FLEX_INTERVAL_MS if flex else INTERVAL_MS
+
+
+def look(connection: Connection, agents: Sequence[tuple[int, int]], now: datetime) -> Outlook:
+    """The outlook of (agent id, epoch) pairs, after topping up the leases that run low."""
+    ids = sorted({agent_id for agent_id, _ in agents})
+    outlook = Outlook()
+    outlook.exhausted = _top_up(connection, agents, now)
+    with connection.cursor() as cursor:
+        row = cursor.execute(
+            "SELECT generation, coalesce((SELECT max(number) FROM policy_liveentry), 0) FROM tenants_installation"
+        ).fetchone()
+        if row is not None:
+            outlook.generation, outlook.live_number = row
+        outlook.facts = {row[0]: (row[1], row[2]) for row in cursor.execute(_FACTS_SQL, (ids,)).fetchall()}
+        outlook.desired = desired_for(cursor, ids)
+        outlook.grants = grants_for(cursor, ids)
+        outlook.leases = open_leases(cursor, agents)
+        outlook.shares = shares_for(cursor, ids, now)
+    return outlook
+
+
+def _top_up(connection: Connection, agents: Sequence[tuple[int, int]], now: datetime) -> dict[int, list[Exhausted]]:
+    """More money for tenants whose leases run low, one short transaction each."""
+    exhausted: dict[int, list[Exhausted]] = {}
+    with connection.cursor() as cursor:
+        for asking in running_low(cursor, agents, now):
+            with connection.transaction():
+                granted = acquire(cursor, asking, now)
+            if granted.exhausted is not None:
+                exhausted.setdefault(asking.agent_id, []).append(granted.exhausted)
+    return exhausted
+
+
+def compose(incoming: Incoming, result: Result, outlook: Outlook, now: datetime) -> Answer:
+    """The answer to a report that was taken or repeated."""
+    agent_id = incoming.envelope.agent_id
+    revision, digest = outlook.desired.get(agent_id, (0, ""))
+    flex, drain = outlook.facts.get(agent_id, (False, False))
+    return Answer(
+        accepted_through=result.through,
+        repeat=result.verdict is Verdict.REPEAT,
+        revision=revision,
+        digest=digest,
+        interval_ms=interval_ms(flex=flex),
+        server_time_us=to_us(now),
+        generation=outlook.generation,
+        grants=outlook.grants.get(agent_id, []),
+        leases=outlook.leases.get(agent_id, []),
+        exhausted=outlook.exhausted.get(agent_id, []),
+        shares=outlook.shares.get(agent_id, []),
+        live=_live(incoming.report.live_number, outlook.live_number),
+        quarantined=result.set_aside,
+        drain=drain,
+    )
+
+
+def _live(has: int, last: int) -> LiveDelta | None:
+    return None if has == last else delta(has)

@@ -1,0 +1,149 @@
+"""The agents' door beside Django: routes `/agent/v1/*` itself, bounds every body and every wait, knows no middleware."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import zlib
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import psycopg
+from django.conf import settings
+from django.db import OperationalError
+
+from controlplane.core.period import to_us
+from controlplane.exchange.authentication import Caller, Headers, authenticate
+from controlplane.exchange.handlers import Handlers
+from controlplane.exchange.problems import Refusal, Reply, problem_reply
+
+log = logging.getLogger(__name__)
+
+PREFIX = "/agent/v1/"
+SMALL_BODY_BYTES = 64 * 1024
+READ_TIMEOUT_S = 30.0
+WORK_TIMEOUT_S = 30.0
+
+Scope = dict[str, Any]
+Receive = Callable[[], Awaitable[dict[str, Any]]]
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+Application = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+class ExchangeApplication:
+    """An ASGI application for agents; every other path goes to `fallback`."""
+
+    def __init__(self, fallback: Application, handlers: Handlers | None = None) -> None:
+        self._fallback = fallback
+        self._handlers = handlers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or not scope["path"].startswith(PREFIX):
+            await self._fallback(scope, receive, send)
+            return
+        reply = await self._handle(scope, receive)
+        headers = [
+            *reply.headers,
+            (b"content-length", str(len(reply.body)).encode()),
+            (b"x-content-type-options", b"nosniff"),
+        ]
+        await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+        await send({"type": "http.response.body", "body": reply.body})
+
+    async def _handle(self, scope: Scope, receive: Receive) -> Reply:
+        try:
+            async with asyncio.timeout(READ_TIMEOUT_S + WORK_TIMEOUT_S):
+                return await self._route(scope, receive)
+        except Refusal as refusal:
+            return problem_reply(refusal.problem)
+        except (psycopg.OperationalError, OperationalError, TimeoutError) as error:
+            log.warning("%s %s: not done in time or without the database: %s", scope["method"], scope["path"], error)
+            return problem_reply(Refusal("busy", "The control plane cannot do this now. Try again.").problem)
+        except Exception:
+            log.exception("%s %s failed", scope["method"], scope["path"])
+            return problem_reply(
+                Refusal("busy", "The control plane met a fault, which is in its log.", status=500).problem
+            )
+
+    async def _route(self, scope: Scope, receive: Receive) -> Reply:
+        if self._handlers is None:
+            self._handlers = Handlers()
+        handlers, method, path = self._handlers, scope["method"], scope["path"]
+        headers: Headers = dict(scope["headers"])
+        name = path[len(PREFIX) :]
+        if method == "GET" and name.startswith("policy/"):
+            caller = await self._caller(scope, headers, b"")
+            return await handlers.policy(caller, name.removeprefix("policy/"), headers.get(b"if-none-match", b""))
+        if name not in ("enrol", "hello", "report", "lease"):
+            raise Refusal("not_found", "Agents use enrol, hello, report, lease and policy/<digest>.")
+        if method != "POST":
+            raise Refusal("not_found", f"Use POST for {path}.", status=405)
+        limit = settings.REPORT_BODY_LIMIT_BYTES if name == "report" else SMALL_BODY_BYTES
+        sent = await _read_body(receive, headers, limit)
+        received = datetime.now(UTC)
+        if name == "enrol":
+            return await handlers.enrol(_unpacked(sent, headers, limit))
+        caller = await self._caller(scope, headers, sent)
+        body = _unpacked(sent, headers, limit)
+        if name == "report":
+            return await handlers.report(caller, body, hashlib.sha256(body).digest(), received)
+        return await (handlers.hello(caller, body) if name == "hello" else handlers.lease(caller, body))
+
+    async def _caller(self, scope: Scope, headers: Headers, body: bytes) -> Caller:
+        assert self._handlers is not None
+        return await authenticate(
+            self._handlers.directory,
+            method=scope["method"],
+            path=scope["path"],
+            headers=headers,
+            body=body,
+            now_us=to_us(datetime.now(UTC)),
+        )
+
+
+async def _read_body(receive: Receive, headers: Headers, limit: int) -> bytes:
+    """The body as sent. Raises Refusal: too_large as soon as it is known, unreadable when it stalls or breaks off."""
+    declared = headers.get(b"content-length", b"0")
+    if not declared.isdigit() or int(declared) > limit:
+        raise _too_large(limit)
+    parts: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(READ_TIMEOUT_S):
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise Refusal("unreadable", "The connection ended inside the body.")
+                parts.append(message.get("body", b""))
+                size += len(parts[-1])
+                if size > limit:
+                    raise _too_large(limit)
+                if not message.get("more_body", False):
+                    return b"".join(parts)
+    except TimeoutError:
+        raise Refusal("unreadable", f"The body did not arrive within {READ_TIMEOUT_S:.0f} s.", status=408) from None
+
+
+def _unpacked(body: bytes, headers: Headers, limit: int) -> bytes:
+    """The body without its gzip coding. Raises Refusal: too_large when it unpacks to more than `limit`, unreadable."""
+    coding = headers.get(b"content-encoding", b"identity").strip().lower()
+    if coding in (b"identity", b""):
+        return body
+    if coding != b"gzip":
+        raise Refusal("unreadable", "Send the body plain or with content-encoding gzip.", status=415)
+    unpacker = zlib.decompressobj(wbits=31)
+    try:
+        plain = unpacker.decompress(body, limit + 1)
+    except zlib.error as error:
+        raise Refusal("unreadable", f"The body is not gzip: {error}") from None
+    if len(plain) > limit:
+        raise _too_large(limit)
+    if not unpacker.eof:
+        raise Refusal("unreadable", "The gzip body breaks off.")
+    return plain
+
+
+def _too_large(limit: int) -> Refusal:
+    return Refusal("too_large", f"The body may have at most {limit:,} bytes, unpacked. Send fewer records at once.")

@@ -1,0 +1,157 @@
+"""Who sends: agents by their public keys, from a snapshot of all agents that is at most two seconds old."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from controlplane.exchange.database import connection
+from controlplane.exchange.problems import Refusal
+from controlplane.wire import signing
+
+SNAPSHOT_AGE_S = 2.0
+# An unknown id or epoch asks for a fresh snapshot, at most this often: a flood of wrong ids costs five queries a second.
+RELOAD_PAUSE_S = 0.2
+
+Headers = dict[bytes, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class KnownAgent:
+    """An agent as the last snapshot had it."""
+
+    id: int
+    uuid: str
+    name: str
+    pool_id: int
+    pool: str
+    state: str
+    public_key: bytes
+    next_public_key: bytes | None
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """A verified sender: `epoch` and `seq` are the signed headers; `seq` is None where a time was signed."""
+
+    agent: KnownAgent
+    epoch: int
+    seq: int | None
+
+
+_SNAPSHOT_SQL = """
+SELECT a.id, a.uuid::text, a.name, a.pool_id, p.slug, a.state, a.public_key, a.next_public_key, a.epoch
+FROM fleet_agent a JOIN fleet_pool p ON p.id = a.pool_id
+"""
+
+
+def load_agents() -> dict[str, KnownAgent]:
+    """Every agent by its UUID."""
+    with connection() as held:
+        rows = held.execute(_SNAPSHOT_SQL).fetchall()
+    return {
+        row[1]: KnownAgent(*row[:6], bytes(row[6]), bytes(row[7]) if row[7] is not None else None, row[8])
+        for row in rows
+    }
+
+
+class AgentDirectory:
+    """The snapshot of agents; one load at a time, `run` takes the blocking load off the event loop."""
+
+    def __init__(self, run: Callable[..., Awaitable[Any]], clock: Callable[[], float] = time.monotonic) -> None:
+        self._run = run
+        self._clock = clock
+        self._agents: dict[str, KnownAgent] = {}
+        self._loaded_at = float("-inf")
+        self._loading: asyncio.Future[None] | None = None
+
+    async def find(self, uuid: str, *, epoch: int | None = None) -> KnownAgent | None:
+        """The agent; a snapshot that is too old, lacks it or has an older epoch than `epoch` is loaded again."""
+        age = self._clock() - self._loaded_at
+        agent = self._agents.get(uuid)
+        doubtful = agent is None or (epoch is not None and epoch > agent.epoch)
+        if age > SNAPSHOT_AGE_S or (doubtful and age > RELOAD_PAUSE_S):
+            await self._reload()
+        elif doubtful:
+            await asyncio.sleep(RELOAD_PAUSE_S - age)
+            if self._clock() - self._loaded_at >= RELOAD_PAUSE_S:
+                await self._reload()
+        return self._agents.get(uuid)
+
+    def note_epoch(self, uuid: str, epoch: int) -> None:
+        """This process issued an epoch: known at once, others learn it with the first report."""
+        agent = self._agents.get(uuid)
+        if agent is not None and agent.epoch < epoch:
+            self._agents[uuid] = replace(agent, epoch=epoch)
+
+    async def _reload(self) -> None:
+        if self._loading is None:
+            self._loading = asyncio.ensure_future(self._load())
+        await asyncio.shield(self._loading)
+
+    async def _load(self) -> None:
+        try:
+            started = self._clock()
+            self._agents = await self._run(load_agents)
+            self._loaded_at = started
+        finally:
+            self._loading = None
+
+
+def _number(headers: Headers, name: str) -> int | None:
+    raw = headers.get(name.encode())
+    if raw is None:
+        return None
+    if not raw.isdigit() or len(raw) > 18:
+        raise Refusal("bad_signature", f"The header {name} must be a whole number.")
+    return int(raw)
+
+
+async def authenticate(
+    directory: AgentDirectory, *, method: str, path: str, headers: Headers, body: bytes, now_us: int
+) -> Caller:
+    """The verified sender of a request. Raises Refusal: unknown_agent, retired or bad_signature.
+
+    The signature covers method, path, the body as it was sent, the epoch and a seq; where there is no seq it covers a
+    time, which must be within TIME_TOLERANCE_US of now.
+    """
+    uuid = headers.get(signing.AGENT_HEADER.encode(), b"").decode("ascii", "replace")
+    signature = headers.get(signing.SIGNATURE_HEADER.encode(), b"").decode("ascii", "replace")
+    epoch, seq, stamp = (
+        _number(headers, name) for name in (signing.EPOCH_HEADER, signing.SEQ_HEADER, signing.TIME_HEADER)
+    )
+    if not uuid or not signature or epoch is None or (seq is None) == (stamp is None):
+        raise Refusal(
+            "bad_signature",
+            f"Send {signing.AGENT_HEADER}, {signing.EPOCH_HEADER}, {signing.SIGNATURE_HEADER} and either"
+            f" {signing.SEQ_HEADER} or {signing.TIME_HEADER}.",
+        )
+    agent = await directory.find(uuid, epoch=epoch)
+    if agent is None:
+        raise Refusal("unknown_agent", "No agent has this id. Enrol it with a new token from the Agents page.")
+    if not _signed_by(agent, signature, method, path, body, epoch, stamp if seq is None else seq):
+        raise Refusal("bad_signature", "The request was not signed with the key that this agent enrolled with.")
+    if stamp is not None and abs(stamp - now_us) > signing.TIME_TOLERANCE_US:
+        raise Refusal("bad_signature", "The signed time is over 5 minutes off. Set this machine's clock (NTP).")
+    if agent.state == "retired":
+        raise Refusal("retired", f"The agent {agent.name} was retired. Enrol it again if it shall serve.")
+    if agent.state != "active":
+        raise Refusal("unknown_agent", f"The agent {agent.name} waits for approval on the Agents page.", status=403)
+    return Caller(agent=agent, epoch=epoch, seq=seq)
+
+
+def _signed_by(
+    agent: KnownAgent, signature: str, method: str, path: str, body: bytes, epoch: int, stamp: int | None
+) -> bool:
+    assert stamp is not None
+    try:
+        raw = signing.from_text(signature)
+    except ValueError:
+        return False
+    message = signing.request_message(method=method, path=path, body=body, epoch=epoch, stamp=stamp)
+    keys = [agent.public_key, *([agent.next_public_key] if agent.next_public_key else [])]
+    return any(signing.verify(key, raw, message) for key in keys)

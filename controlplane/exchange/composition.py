@@ -1,0 +1,228 @@
+"""One transaction of reports: what every part of the system takes from them, in one fixed order.
+
+Rows that only one agent writes come first, rows that agents share (refusals, objectives, jobs, budget windows) last
+and in key order, so their locks are held shortly and no two transactions wait for each other in a circle.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+import msgspec
+import numpy as np
+from django.conf import settings
+from psycopg import Connection, Cursor
+
+from controlplane.budgets import ingest as budgets
+from controlplane.budgets.shares import DemandRow, note_demand
+from controlplane.contracts.ingest import add_objectives
+from controlplane.core.period import US_PER_QUARTER, from_us
+from controlplane.core.reasons import Outcome
+from controlplane.exchange.catalogue import catalogue
+from controlplane.exchange.checking import Checked, check_records, check_rest, revisions_of
+from controlplane.exchange.messages import Incoming
+from controlplane.exchange.pending_flex import note_slots, note_trips
+from controlplane.fleet.ingest import LiveRow, note_live
+from controlplane.jobs import ingest as jobs
+from controlplane.policy.ingest import note_revisions
+from controlplane.usage import cursors, ingest
+from controlplane.usage.cursors import Verdict
+from controlplane.usage.ingest import SetAside
+from controlplane.usage.records import Records
+from controlplane.usage.validation import Bounds, Fault
+
+_COMPLETED = Outcome.COMPLETED.code
+_UNKNOWN_IDS = {Fault.UNKNOWN_TENANT, Fault.UNKNOWN_CLASS, Fault.UNKNOWN_MODEL, Fault.UNKNOWN_SLOT, Fault.UNKNOWN_RATE}
+_UNKNOWN_REASONS = {fault.reason for fault in _UNKNOWN_IDS} | {"unknown_contract", "slot_minute_unknown_slot"}
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What became of a report: `through` is the last seq taken of its epoch, `set_aside` its quarantined records."""
+
+    verdict: Verdict
+    through: int
+    set_aside: int = 0
+
+
+def commit_group(connection: Connection, group: Sequence[Incoming], now: datetime) -> list[Result]:
+    """Takes a group of reports in one transaction; (agent, epoch) pairs must differ. All or nothing."""
+    with connection.transaction(), connection.cursor() as cursor:
+        results = _judged(cursor, group, now)
+        taken = [incoming for incoming, result in zip(group, results, strict=True) if result.verdict is Verdict.TAKEN]
+        if not taken:
+            return results
+        set_aside = _store(cursor, taken, now)
+    counts = iter(set_aside)
+    return [
+        Result(result.verdict, result.through, next(counts)) if result.verdict is Verdict.TAKEN else result
+        for result in results
+    ]
+
+
+def commit_as_poisoned(connection: Connection, incoming: Incoming, reason: str, now: datetime) -> Result:
+    """Takes a report that the database refuses: it goes to quarantine whole, its cursor moves, nothing is lost."""
+    with connection.transaction(), connection.cursor() as cursor:
+        result = _judged(cursor, [incoming], now)[0]
+        if result.verdict is not Verdict.TAKEN:
+            return result
+        envelope, records = incoming.envelope, len(incoming.report.records)
+        payload = {"report": _as_json(incoming), "error": reason}
+        row = SetAside(envelope.agent_id, envelope.epoch, envelope.seq, "refused_by_database", payload, records)
+        ingest.quarantine(cursor, [row], now)
+        cursors.advance(cursor, [_step(incoming, 0)], now)
+        if incoming.report.seal:
+            budgets.close_epochs(cursor, [(envelope.agent_id, envelope.epoch)], now)
+    return Result(Verdict.TAKEN, envelope.seq, records)
+
+
+def _judged(cursor: Cursor, group: Sequence[Incoming], now: datetime) -> list[Result]:
+    positions = cursors.lock_positions(cursor, [(i.envelope.agent_id, i.envelope.epoch) for i in group])
+    results, repeats = [], []
+    for incoming in group:
+        envelope = incoming.envelope
+        key = (envelope.agent_id, envelope.epoch)
+        position = positions.get(key)
+        verdict = cursors.judge(position, envelope)
+        through = position.last_seq if position is not None else 0
+        results.append(Result(verdict, envelope.seq if verdict is Verdict.TAKEN else through))
+        if verdict is Verdict.REPEAT:
+            repeats.append(key)
+        elif verdict is Verdict.CONFLICT:
+            payload = {"report": _as_json(incoming), "digest": envelope.digest.hex()}
+            row = SetAside(*key, envelope.seq, "conflict", payload, len(incoming.report.records))
+            cursors.keep_conflict(cursor, row, envelope.digest.hex(), now)
+    if repeats:
+        cursors.count_repeats(cursor, repeats)
+    return results
+
+
+def _as_json(incoming: Incoming) -> object:
+    return msgspec.to_builtins(incoming.report)
+
+
+def _step(incoming: Incoming, records: int) -> cursors.Step:
+    envelope = incoming.envelope
+    return cursors.Step(envelope.agent_id, envelope.epoch, envelope.seq, envelope.digest, records, incoming.report.seal)
+
+
+def _store(cursor: Cursor, taken: Sequence[Incoming], now: datetime) -> list[int]:
+    """Writes everything of the taken reports; returns how many records of each were set aside."""
+    checked = _check(cursor, taken, now)
+    stored = np.bincount(checked.records.source, minlength=len(taken)).tolist()
+    _number_jobs(cursor, checked.records)
+    cursors.advance(cursor, [_step(i, n) for i, n in zip(taken, stored, strict=True)], now)
+    ingest.store_records(cursor, checked.records, now)
+    ingest.add_slot_usage(cursor, checked.slot_usage)
+    ingest.add_slot_meters(cursor, checked.slot_meters)
+    ingest.store_samples(cursor, checked.samples)
+    _note_agents(cursor, taken, now)
+    if checked.aside:
+        ingest.quarantine(cursor, checked.aside, now)
+    ingest.add_refusals(cursor, checked.refusals)
+    add_objectives(cursor, checked.objectives)
+    jobs.note_progress(cursor, _job_progress(checked.records), now)
+    _settle(cursor, taken, checked.records, now)
+    return [checked.aside_records.get(at, 0) for at in range(len(taken))]
+
+
+def _check(cursor: Cursor, taken: Sequence[Incoming], now: datetime) -> Checked:
+    bounds = Bounds.at(taken[0].received_us, spool_age_us=settings.SPOOL_AGE_LIMIT_S * 1_000_000)
+    revisions = revisions_of(taken)
+    known = catalogue.known(cursor, revisions)
+    checked = check_records(taken, known, bounds)
+    check_rest(cursor, taken, checked, known, bounds)
+    if any(row.reason in _UNKNOWN_REASONS for row in checked.aside):
+        # what is unknown may have been made a moment ago
+        known = catalogue.known(cursor, revisions, fresh=True)
+        checked = check_records(taken, known, bounds)
+        check_rest(cursor, taken, checked, known, bounds)
+    return checked
+
+
+def _number_jobs(cursor: Cursor, records: Records) -> None:
+    texts = set(records.jobs)
+    texts.discard("")
+    if not texts:
+        return
+    found = jobs.resolve(cursor, texts)
+    tenants = records.column("tenant_id").tolist()
+    for at, text in enumerate(records.jobs):
+        job = found.get(text)
+        # a job of another tenant is nobody's business: the record counts without it
+        if job is not None and job.tenant_id == tenants[at]:
+            records.job_ids[at] = job.id
+
+
+def _job_progress(records: Records) -> list[jobs.Progress]:
+    of_jobs = np.flatnonzero(records.job_ids).tolist()
+    completed, failed, gpu = defaultdict(int), defaultdict(int), defaultdict(int)
+    first: dict[int, int] = {}
+    outcomes, statuses = records.column("outcome"), records.column("status")
+    for at in of_jobs:
+        job_id = int(records.job_ids[at])
+        # an attempt that was put back in its queue has answered nobody: its status is 0
+        ended = int(statuses[at]) != 0
+        done = ended and int(outcomes[at]) == _COMPLETED
+        completed[job_id] += done
+        failed[job_id] += ended and not done
+        gpu[job_id] += int(records.column("gpu_us")[at])
+        started_us = int(records.column("arrived_us")[at] + max(0, records.column("queue_us")[at]))
+        first[job_id] = min(started_us, first.get(job_id, started_us))
+    return [
+        jobs.Progress(job_id, completed[job_id], failed[job_id], gpu[job_id], from_us(first[job_id]))
+        for job_id in sorted(first)
+    ]
+
+
+def _note_agents(cursor: Cursor, taken: Sequence[Incoming], now: datetime) -> None:
+    present = [incoming for incoming in taken if incoming.envelope.epoch == incoming.envelope.sender_epoch]
+    note_live(cursor, [_live_row(incoming) for incoming in present], now)
+    note_demand(cursor, [DemandRow(i.envelope.agent_id, i.pool_id, i.report.demand) for i in present], now)
+    slots = [(i.envelope.agent_id, i.report.figures.slots) for i in present if i.report.figures is not None]
+    if slots:
+        note_slots(cursor, slots, now)
+    trips = [(i.envelope.agent_id, i.report.trips) for i in taken if i.report.trips]
+    if trips:
+        note_trips(cursor, trips, now)
+    revisions = [
+        (i.envelope.agent_id, i.report.revision, i.report.refused_revision, i.report.refused_reason) for i in present
+    ]
+    if revisions:
+        note_revisions(cursor, revisions, now)
+
+
+def _live_row(incoming: Incoming) -> LiveRow:
+    envelope, report = incoming.envelope, incoming.report
+    return LiveRow(
+        agent_id=envelope.agent_id,
+        epoch=envelope.epoch,
+        seq=envelope.seq,
+        revision=report.revision,
+        live_number=report.live_number,
+        refused_revision=report.refused_revision,
+        refused_reason=report.refused_reason,
+        clock_offset_us=report.sent_us - incoming.received_us,
+        figures=report.figures,
+    )
+
+
+def _settle(cursor: Cursor, taken: Sequence[Incoming], records: Records, now: datetime) -> None:
+    reports = [
+        budgets.SpendReport(i.envelope.agent_id, i.report.sent_us, i.report.spends) for i in taken if i.report.spends
+    ]
+    overspent = budgets.settle(cursor, reports, now)
+    if overspent:
+        ingest.quarantine(cursor, [_overspent_aside(row, taken) for row in overspent], now)
+    sealed = [(i.envelope.agent_id, i.envelope.epoch) for i in taken if i.report.seal]
+    budgets.close_epochs(cursor, sealed, now)
+    budgets.settle_soft(cursor, ingest.charges_by_tenant(records, US_PER_QUARTER))
+
+
+def _overspent_aside(row: budgets.Overspent, taken: Sequence[Incoming]) -> SetAside:
+    envelope = next(i.envelope for i in taken if i.envelope.agent_id == row.agent_id)
+    payload = {"lease": row.lease_id, "amount_nanos": row.amount_nanos, "spent_nanos": row.spent_nanos}
+    return SetAside(row.agent_id, envelope.epoch, envelope.seq, "lease_overspent", payload, 0)

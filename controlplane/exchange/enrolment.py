@@ -1,0 +1,166 @@
+"""How an agent comes in: a single-use token becomes an agent with slots; a hello becomes an epoch."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from django.conf import settings
+from django.db import IntegrityError, transaction
+from django.db.models import Case, IntegerField, When
+
+from controlplane.audit.actions import record
+from controlplane.audit.actors import Actor
+from controlplane.exchange.problems import Refusal
+from controlplane.fleet.models import Agent, EnrolmentToken, Pool, Slot, SlotInterval, SlotTenure
+from controlplane.tenants.models import Installation
+from controlplane.usage.models import AgentCursor
+from controlplane.wire.report import Enrol, Hello
+from controlplane.wire.signing import from_text
+
+_BAND_ORDER = Case(
+    When(band=Slot.Band.INTERACTIVE, then=0),
+    When(band=Slot.Band.BATCH, then=1),
+    default=2,
+    output_field=IntegerField(),
+)
+
+
+@dataclass(frozen=True)
+class Admitted:
+    """An enrolled agent."""
+
+    agent_id: int
+    uuid: str
+    pool: str
+    installation: str
+    approved: bool
+
+
+def hash_token(token: str) -> str:
+    """What is stored of an enrolment token."""
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+def enrol(message: Enrol, *, now: datetime) -> Admitted:
+    """Makes the agent of a token and binds free slots of the token's pool to it.
+
+    The same token with the same key answers the same, so a lost answer costs nothing. Raises Refusal: token_unknown,
+    token_expired, token_used, unreadable, conflict.
+    """
+    key = _public_key(message)
+    installation = str(Installation.objects.get(pk=1).uuid)
+    with transaction.atomic():
+        token = EnrolmentToken.objects.select_for_update().filter(token_hash=hash_token(message.token)).first()
+        if token is None:
+            raise Refusal("token_unknown", "Copy the token again, or make a new one on the Agents page.")
+        if token.used_at is not None:
+            agent = token.agent
+            if agent is None or bytes(token.used_key or b"") != key:
+                raise Refusal("token_used", "A token enrols one agent. Make a new one on the Agents page.")
+        else:
+            if token.expires_at <= now:
+                raise Refusal("token_expired", "A token is good for one hour. Make a new one on the Agents page.")
+            agent = _create_agent(message, key, token, now)
+        pool = Pool.objects.get(pk=agent.pool_id)
+    return Admitted(agent.pk, str(agent.uuid), pool.slug, installation, agent.state == Agent.State.ACTIVE)
+
+
+def _public_key(message: Enrol) -> bytes:
+    try:
+        key = from_text(message.public_key)
+    except ValueError:
+        key = b""
+    if len(key) != 32:
+        raise Refusal("unreadable", "public_key must be an Ed25519 public key: 32 bytes as base64url.")
+    if not 1 <= len(message.name) <= 63 or not 0 <= message.slots <= 10_000:
+        raise Refusal("unreadable", "name must have 1 to 63 characters and slots be 0 to 10,000.")
+    return key
+
+
+def _create_agent(message: Enrol, key: bytes, token: EnrolmentToken, now: datetime) -> Agent:
+    try:
+        with transaction.atomic():
+            agent = Agent.objects.create(
+                name=message.name,
+                pool_id=token.pool_id,
+                state=Agent.State.PENDING if settings.AGENT_APPROVAL else Agent.State.ACTIVE,
+                public_key=key,
+                address=message.address[:200],
+                software=message.software[:60],
+                enrolled_at=now,
+            )
+    except IntegrityError:
+        raise Refusal(
+            "conflict",
+            f"An agent called {message.name} is in use. Retire it first, or enrol this one under another name.",
+        ) from None
+    slots = bind_slots(agent, message.slots, now=now)
+    EnrolmentToken.objects.filter(pk=token.pk).update(used_at=now, used_key=key, agent=agent)
+    record(
+        actor=Actor.system(f"agent {message.name}"),
+        action="agent.enrol",
+        noun="agent",
+        object_id=agent.pk,
+        after={"name": agent.name, "pool": token.pool_id, "state": agent.state, "slots": [slot.name for slot in slots]},
+        reason=f"enrolment token {token.prefix}",
+        now=now,
+    )
+    return agent
+
+
+def bind_slots(agent: Agent, wanted: int, *, now: datetime) -> Sequence[Slot]:
+    """Binds up to `wanted` free slots of the agent's pool to it, floors first, and opens their tenures."""
+    pool = Pool.objects.get(pk=agent.pool_id)
+    free = (
+        Slot.objects.select_for_update(skip_locked=True)
+        .filter(pool=pool, agent__isnull=True)
+        .order_by(_BAND_ORDER, "name")[:wanted]
+    )
+    slots = list(free)
+    Slot.objects.filter(pk__in=[slot.pk for slot in slots]).update(agent=agent)
+    for slot in slots:
+        SlotTenure.objects.get_or_create(slot=slot, ended_at=None, defaults={"started_at": now})
+        SlotInterval.objects.get_or_create(
+            slot=slot,
+            ended_at=None,
+            defaults={"state": "home", "owner_class": home_class(pool, slot.band), "started_at": now},
+        )
+    return slots
+
+
+def home_class(pool: Pool, band: str) -> str:
+    """The class that owns a slot of a band while it is home; empty in a shared pool, where nobody does."""
+    if pool.isolation == Pool.Isolation.SHARED:
+        return ""
+    return pool.batch_class if band == Slot.Band.BATCH else pool.interactive_class
+
+
+@dataclass(frozen=True)
+class Greeted:
+    """What a hello gave: the new epoch, and how far the spooled ones were taken."""
+
+    epoch: int
+    pool: str
+    pool_id: int
+    installation: str
+    accepted_through: dict[str, int]
+
+
+def hello(agent_id: int, message: Hello, *, now: datetime) -> Greeted:
+    """Issues the next epoch of an agent and opens its cursor. Epochs the agent still has spooled stay open to it."""
+    with transaction.atomic():
+        agent = Agent.objects.select_for_update().select_related("pool").get(pk=agent_id)
+        epoch = agent.epoch + 1
+        Agent.objects.filter(pk=agent_id).update(
+            epoch=epoch, software=message.software[:60], address=message.address[:200] or agent.address
+        )
+        AgentCursor.objects.create(agent_id=agent_id, epoch=epoch, updated_at=now)
+        spooled = [spooled for spooled in message.spooled_epochs if 0 < spooled < epoch]
+        cursors = AgentCursor.objects.filter(agent_id=agent_id, epoch__in=spooled)
+        cursors.update(claimed_by=epoch)
+        through = {str(row.epoch): row.last_seq for row in cursors}
+    installation = str(Installation.objects.get(pk=1).uuid)
+    return Greeted(epoch, agent.pool.slug, agent.pool_id, installation, through)

@@ -1,0 +1,230 @@
+"""The five things an agent can ask for; every handler takes verified bytes and gives a `Reply`."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any, TypeVar
+
+import msgspec
+import psycopg
+from django.conf import settings
+from django.db import connections
+
+from controlplane.budgets.leases import Asking, SpendReport, acquire, open_leases, settle
+from controlplane.core.period import to_us
+from controlplane.exchange import enrolment
+from controlplane.exchange.answers import Outlook, compose, interval_ms, look
+from controlplane.exchange.authentication import AgentDirectory, Caller
+from controlplane.exchange.composition import Result
+from controlplane.exchange.database import connection
+from controlplane.exchange.group_commit import GroupCommit, NotStored
+from controlplane.exchange.messages import Incoming, decode_report
+from controlplane.exchange.problems import Refusal, Reply
+from controlplane.fleet.models import Slot
+from controlplane.policy.queries import bundle, signing_keys
+from controlplane.usage.cursors import Envelope, Verdict
+from controlplane.wire.report import Enrol, Enrolled, Hello, Helloed, LeaseAnswer, LeaseRequest
+
+T = TypeVar("T")
+
+DIGEST = re.compile(r"[0-9a-f]{64}")
+_JSON = (b"content-type", b"application/json")
+_IMMUTABLE = (b"cache-control", b"private, max-age=31536000, immutable")
+# Bodies over this are parsed off the event loop.
+_LARGE_BYTES = 256 * 1024
+
+
+def _decoded(body: bytes, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.DecodeError as error:
+        raise Refusal("unreadable", f"The body is not a {kind.__name__}: {error}") from None
+
+
+def _reply(document: Any) -> Reply:
+    return Reply(200, msgspec.json.encode(document), (_JSON,))
+
+
+class Handlers:
+    """Handlers of one process: threads for blocking work, the directory of agents and the group commit."""
+
+    def __init__(self, group_commit: GroupCommit | None = None) -> None:
+        self._threads = ThreadPoolExecutor(4, thread_name_prefix="exchange")
+        self.directory = AgentDirectory(self.blocking)
+        self._group_commit = group_commit or GroupCommit()
+        self._outlooks = OutlookGroup(self.blocking)
+
+    async def blocking(self, function: Callable[..., T], *arguments: Any, **named: Any) -> T:
+        """Runs blocking work in a thread; a thread whose database connection broke gets a new one."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, partial(_with_fresh_connection, function, *arguments, **named))
+
+    async def enrol(self, body: bytes) -> Reply:
+        message = _decoded(body, Enrol)
+        admitted = await self.blocking(enrolment.enrol, message, now=datetime.now(UTC))
+        keys = await self.blocking(signing_keys)
+        return _reply(
+            Enrolled(
+                agent=admitted.uuid,
+                agent_id=admitted.agent_id,
+                pool=admitted.pool,
+                installation=admitted.installation,
+                signing_keys=keys,
+                approved=admitted.approved,
+                broker=settings.AGENT_BROKER_URL,
+            )
+        )
+
+    async def hello(self, caller: Caller, body: bytes) -> Reply:
+        message = _decoded(body, Hello)
+        now = datetime.now(UTC)
+        greeted = await self.blocking(enrolment.hello, caller.agent.id, message, now=now)
+        self.directory.note_epoch(caller.agent.uuid, greeted.epoch)
+        keys = await self.blocking(signing_keys)
+        flex = await self.blocking(_has_flex, greeted.pool_id)
+        return _reply(
+            Helloed(
+                epoch=greeted.epoch,
+                agent_id=caller.agent.id,
+                pool=greeted.pool,
+                installation=greeted.installation,
+                signing_keys=keys,
+                accepted_through=greeted.accepted_through,
+                interval_ms=interval_ms(flex=flex),
+                server_time_us=to_us(now),
+                broker=settings.AGENT_BROKER_URL,
+            )
+        )
+
+    async def report(self, caller: Caller, body: bytes, digest: bytes, received: datetime) -> Reply:
+        if len(body) > _LARGE_BYTES:
+            report = await self.blocking(decode_report, body)
+        else:
+            report = decode_report(body)
+        if caller.seq != report.seq or report.seq < 1 or not 0 < report.epoch <= 2**31 - 1:
+            raise Refusal("bad_signature", "The signed seq is not the report's seq, or the report has no epoch.")
+        if caller.epoch not in (report.epoch, caller.agent.epoch):
+            raise Refusal("superseded", "The signed epoch is neither the report's nor this agent's present one.")
+        envelope = Envelope(caller.agent.id, report.epoch, report.seq, digest, caller.epoch)
+        incoming = Incoming(envelope, caller.agent.pool_id, report, to_us(received))
+        try:
+            result = await self._group_commit.submit(incoming)
+            _refuse(result, incoming)
+            outlook = await self._outlooks.of(caller.agent.id, caller.agent.epoch)
+        except (NotStored, psycopg.OperationalError) as error:
+            raise Refusal("busy", "The report was not stored. Send the same bytes again.") from error
+        now = datetime.now(UTC)
+        if outlook.live_number == report.live_number:
+            return _reply(compose(incoming, result, outlook, now))
+        return _reply(await self.blocking(compose, incoming, result, outlook, now))
+
+    async def lease(self, caller: Caller, body: bytes) -> Reply:
+        _own_epoch(caller)
+        message = _decoded(body, LeaseRequest)
+        if not 0 < message.tenant_id < 2**31 or not 0 <= message.need_nanos < 2**62:
+            raise Refusal("unreadable", "tenant_id and need_nanos must be positive numbers.")
+        return _reply(await self.blocking(_lease, caller, message, datetime.now(UTC)))
+
+    async def policy(self, caller: Caller, digest: str, if_none_match: bytes) -> Reply:
+        found = await self.blocking(bundle, caller.agent.pool_id, digest) if DIGEST.fullmatch(digest) else None
+        if found is None:
+            raise Refusal("not_found", "This pool has no signed policy of this digest.")
+        etag = f'"{digest}"'.encode()
+        headers = (_JSON, (b"etag", etag), _IMMUTABLE)
+        return Reply(304, b"", headers[1:]) if if_none_match == etag else Reply(200, found, headers)
+
+
+def _with_fresh_connection(function: Callable[..., T], *arguments: Any, **named: Any) -> T:
+    default = connections["default"]
+    if default.errors_occurred:
+        default.close_if_unusable_or_obsolete()
+    return function(*arguments, **named)
+
+
+def _has_flex(pool_id: int) -> bool:
+    return Slot.objects.filter(pool_id=pool_id, band=Slot.Band.FLEX).exists()
+
+
+def _own_epoch(caller: Caller) -> None:
+    if caller.epoch != caller.agent.epoch:
+        raise Refusal("superseded", "A newer process of this agent said hello. Stop this one.")
+
+
+def _lease(caller: Caller, message: LeaseRequest, now: datetime) -> LeaseAnswer:
+    asking = Asking(caller.agent.id, caller.epoch, message.tenant_id, message.need_nanos)
+    with connection() as held, held.cursor() as cursor:
+        if message.spends:
+            with held.transaction():
+                settle(cursor, [SpendReport(caller.agent.id, to_us(now), message.spends)], now)
+        with held.transaction():
+            granted = acquire(cursor, asking, now)
+        leases = open_leases(cursor, [(caller.agent.id, caller.epoch)]).get(caller.agent.id, [])
+    return LeaseAnswer(leases=leases, exhausted=[granted.exhausted] if granted.exhausted else [])
+
+
+def _refuse(result: Result, incoming: Incoming) -> None:
+    """Raises Refusal for every verdict that is not an acceptance."""
+    envelope = incoming.envelope
+    after = result.through + 1
+    if result.verdict is Verdict.EXPECTED:
+        raise Refusal("expected", f"Report {after} of epoch {envelope.epoch} comes next.", expected=after)
+    if result.verdict is Verdict.CONFLICT:
+        raise Refusal(
+            "conflict",
+            f"Report {envelope.seq} of epoch {envelope.epoch} was taken with other content. This one was kept aside.",
+            expected=after,
+        )
+    if result.verdict is Verdict.SEALED:
+        raise Refusal("sealed", f"Epoch {envelope.epoch} was closed at report {result.through}.", expected=after)
+    if result.verdict is Verdict.SUPERSEDED:
+        raise Refusal("superseded", "A newer process of this agent said hello. Stop this one.")
+    if result.verdict is Verdict.UNKNOWN:
+        raise Refusal("superseded", f"Epoch {envelope.epoch} was never issued to this agent. Say hello first.")
+
+
+class OutlookGroup:
+    """Reads the outlook of many agents at once: those that ask while one reading runs are the next reading."""
+
+    def __init__(self, blocking: Callable[..., Any]) -> None:
+        self._blocking = blocking
+        self._waiting: list[tuple[tuple[int, int], asyncio.Future[Outlook]]] = []
+        self._task: asyncio.Task[None] | None = None
+
+    async def of(self, agent_id: int, epoch: int) -> Outlook:
+        """An outlook that holds this agent. Raises psycopg.OperationalError when the database is away."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Outlook] = loop.create_future()
+        self._waiting.append(((agent_id, epoch), future))
+        if self._task is None:
+            self._task = loop.create_task(self._read_all())
+        return await future
+
+    async def _read_all(self) -> None:
+        try:
+            while self._waiting:
+                batch, self._waiting = self._waiting, []
+                await self._read(batch)
+        finally:
+            self._task = None
+
+    async def _read(self, batch: list[tuple[tuple[int, int], asyncio.Future[Outlook]]]) -> None:
+        try:
+            outlook = await self._blocking(_look, [pair for pair, _ in batch], datetime.now(UTC))
+        except Exception as error:
+            for _, future in batch:
+                if not future.done():
+                    future.set_exception(error)
+            return
+        for _, future in batch:
+            if not future.done():
+                future.set_result(outlook)
+
+
+def _look(agents: list[tuple[int, int]], now: datetime) -> Outlook:
+    with connection() as held:
+        return look(held, agents, now)

@@ -1,0 +1,82 @@
+"""What reports say about batch jobs: which job a request belongs to, and how many of its items are done."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from psycopg import Cursor
+
+
+@dataclass(frozen=True, slots=True)
+class JobRef:
+    """A job as records refer to it."""
+
+    id: int
+    tenant_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What a transaction adds to one job; `first_attempt_at` is the earliest start of an attempt it saw."""
+
+    job_id: int
+    completed: int
+    failed: int
+    gpu_us: int
+    first_attempt_at: datetime
+
+
+def resolve(cursor: Cursor, texts: Iterable[str]) -> Mapping[str, JobRef]:
+    """The jobs of the UUIDs that records carry; text that is no UUID or no job is missing in the answer."""
+    wanted: dict[uuid.UUID, list[str]] = {}
+    for text in texts:
+        if text and len(text) <= 45:
+            try:
+                wanted.setdefault(uuid.UUID(text), []).append(text)
+            except ValueError:
+                continue
+    if not wanted:
+        return {}
+    cursor.execute("SELECT uuid, id, tenant_id FROM jobs_job WHERE uuid = ANY(%s)", (list(wanted),))
+    return {text: JobRef(job_id, tenant_id) for key, job_id, tenant_id in cursor.fetchall() for text in wanted[key]}
+
+
+_LOCK_SQL = "SELECT id FROM jobs_job WHERE id = ANY(%s) ORDER BY id FOR UPDATE"
+_SQL = """
+UPDATE jobs_job j SET
+    items_completed = least(j.items, j.items_completed + r.completed),
+    items_failed = least(j.items - least(j.items, j.items_completed + r.completed), j.items_failed + r.failed),
+    gpu_us_done = j.gpu_us_done + r.gpu_us,
+    first_attempt_at = least(coalesce(j.first_attempt_at, r.first_attempt_at), r.first_attempt_at),
+    state = CASE WHEN j.state = 'running' AND j.items_completed + j.items_failed + r.completed + r.failed >= j.items
+                 THEN 'completed' ELSE j.state END,
+    finished_at = CASE WHEN j.finished_at IS NULL
+                        AND j.items_completed + j.items_failed + r.completed + r.failed >= j.items
+                       THEN %s ELSE j.finished_at END,
+    version = j.version + 1
+FROM unnest(%s::bigint[], %s::int[], %s::int[], %s::bigint[], %s::timestamptz[])
+     AS r (id, completed, failed, gpu_us, first_attempt_at)
+WHERE j.id = r.id
+"""
+
+
+def note_progress(cursor: Cursor, rows: Sequence[Progress], now: datetime) -> None:
+    """Adds progress to jobs, in id order; a job is finished when every item has ended."""
+    ordered = sorted(rows, key=lambda row: row.job_id)
+    if not ordered:
+        return
+    cursor.execute(_LOCK_SQL, ([row.job_id for row in ordered],))
+    cursor.execute(
+        _SQL,
+        (
+            now,
+            [row.job_id for row in ordered],
+            [row.completed for row in ordered],
+            [row.failed for row in ordered],
+            [row.gpu_us for row in ordered],
+            [row.first_attempt_at for row in ordered],
+        ),
+    )

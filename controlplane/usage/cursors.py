@@ -1,0 +1,147 @@
+"""Exactly once: one cursor per agent and epoch, moved in the transaction that stores what it counts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import Enum
+
+from psycopg import Cursor
+
+from controlplane.usage.ingest import SetAside
+from controlplane.usage.ingest import quarantine as put_aside
+
+
+class Verdict(Enum):
+    """What becomes of a report."""
+
+    TAKEN = "taken"
+    REPEAT = "repeat"
+    CONFLICT = "conflict"
+    EXPECTED = "expected"
+    SEALED = "sealed"
+    SUPERSEDED = "superseded"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """How far an epoch was taken. `own_epoch` is the agent's present one, `claimed_by` as in the model."""
+
+    last_seq: int
+    last_digest: bytes
+    sealed: bool
+    claimed_by: int | None
+    own_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """What identifies a report: `digest` is the SHA-256 of its bytes, `sender_epoch` the epoch it was signed with."""
+
+    agent_id: int
+    epoch: int
+    seq: int
+    digest: bytes
+    sender_epoch: int
+
+
+def judge(position: Position | None, envelope: Envelope) -> Verdict:
+    """What becomes of a report, given how far its epoch was taken. A repeat is answered even after the seal."""
+    if position is None:
+        return Verdict.UNKNOWN
+    if envelope.sender_epoch > position.own_epoch or envelope.epoch > position.own_epoch:
+        return Verdict.UNKNOWN
+    owner = envelope.sender_epoch == position.own_epoch or position.claimed_by == position.own_epoch
+    if not owner:
+        return Verdict.SUPERSEDED
+    if envelope.seq < position.last_seq:
+        return Verdict.REPEAT
+    if envelope.seq == position.last_seq:
+        return Verdict.REPEAT if envelope.digest == position.last_digest else Verdict.CONFLICT
+    if position.sealed:
+        return Verdict.SEALED
+    return Verdict.TAKEN if envelope.seq == position.last_seq + 1 else Verdict.EXPECTED
+
+
+def lock_positions(cursor: Cursor, keys: Sequence[tuple[int, int]]) -> dict[tuple[int, int], Position]:
+    """Locks the cursors of (agent id, epoch) pairs in order, and reads them."""
+    cursor.execute(
+        """
+        SELECT c.agent_id, c.epoch, c.last_seq, c.last_digest, c.sealed_at IS NOT NULL, c.claimed_by, a.epoch
+        FROM usage_agentcursor c
+        JOIN unnest(%s::int[], %s::int[]) AS r (agent_id, epoch) ON c.agent_id = r.agent_id AND c.epoch = r.epoch
+        JOIN fleet_agent a ON a.id = c.agent_id
+        ORDER BY c.agent_id, c.epoch
+        FOR UPDATE OF c
+        """,
+        ([agent for agent, _ in keys], [epoch for _, epoch in keys]),
+    )
+    return {(row[0], row[1]): Position(row[2], bytes(row[3]), *row[4:]) for row in cursor.fetchall()}
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One report that was taken: moves its cursor by one, and closes the epoch when `seal` is set."""
+
+    agent_id: int
+    epoch: int
+    seq: int
+    digest: bytes
+    records: int
+    seal: bool
+
+
+class CursorMoved(Exception):
+    """A cursor was not where it was when it was locked: the transaction must not commit."""
+
+
+def advance(cursor: Cursor, steps: Sequence[Step], now: datetime) -> None:
+    """Moves the cursors of taken reports. Raises CursorMoved when one is not at seq - 1."""
+    cursor.execute(
+        """
+        UPDATE usage_agentcursor c
+        SET last_seq = r.seq, last_digest = r.digest, records = c.records + r.records, updated_at = %s,
+            sealed_at = CASE WHEN r.seal THEN %s ELSE c.sealed_at END,
+            sealed_by = CASE WHEN r.seal THEN 'agent' ELSE c.sealed_by END
+        FROM unnest(%s::int[], %s::int[], %s::bigint[], %s::bytea[], %s::bigint[], %s::bool[])
+             AS r (agent_id, epoch, seq, digest, records, seal)
+        WHERE c.agent_id = r.agent_id AND c.epoch = r.epoch AND c.last_seq = r.seq - 1 AND c.sealed_at IS NULL
+        """,
+        (
+            now,
+            now,
+            [step.agent_id for step in steps],
+            [step.epoch for step in steps],
+            [step.seq for step in steps],
+            [step.digest for step in steps],
+            [step.records for step in steps],
+            [step.seal for step in steps],
+        ),
+    )
+    if cursor.rowcount != len(steps):
+        raise CursorMoved(f"{len(steps) - cursor.rowcount} cursors moved under their lock")
+
+
+def count_repeats(cursor: Cursor, keys: Sequence[tuple[int, int]]) -> None:
+    """Counts reports that were sent again."""
+    cursor.execute(
+        """
+        UPDATE usage_agentcursor c SET repeats = c.repeats + 1
+        FROM unnest(%s::int[], %s::int[]) AS r (agent_id, epoch)
+        WHERE c.agent_id = r.agent_id AND c.epoch = r.epoch
+        """,
+        ([agent for agent, _ in keys], [epoch for _, epoch in keys]),
+    )
+
+
+def keep_conflict(cursor: Cursor, row: SetAside, digest: str, now: datetime) -> None:
+    """Keeps a report that contradicts one that was taken, once per content."""
+    cursor.execute(
+        "SELECT 1 FROM usage_quarantine WHERE agent_id = %s AND epoch = %s AND seq = %s AND reason = %s"
+        " AND payload ->> 'digest' = %s",
+        (row.agent_id, row.epoch, row.seq, row.reason, digest),
+    )
+    if cursor.fetchone() is None:
+        put_aside(cursor, [row], now)

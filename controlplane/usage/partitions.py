@@ -1,0 +1,42 @@
+"""Day partitions of `usage_record`, made ahead of time; the day is the UTC day of receipt."""
+
+from collections.abc import Iterable
+from datetime import UTC, date, datetime, timedelta
+from threading import Lock
+
+from psycopg import Cursor
+
+DAYS_AHEAD = 3
+
+_known_days: set[tuple[str, date]] = set()
+_known_lock = Lock()
+
+
+def days_ahead(now: datetime, days: int = DAYS_AHEAD) -> list[date]:
+    """The UTC day of `now` and the `days` after it."""
+    today = now.astimezone(UTC).date()
+    return [today + timedelta(days=ahead) for ahead in range(days + 1)]
+
+
+def create_days(cursor: Cursor, days: Iterable[date]) -> list[date]:
+    """Creates the partitions that are missing and returns their days; those that exist are left alone."""
+    created = []
+    for day in days:
+        cursor.execute("SELECT usage_create_partition(%s)", (day,))
+        row = cursor.fetchone()
+        if row is not None and row[0]:
+            created.append(day)
+    return created
+
+
+def ensure_day(cursor: Cursor, now: datetime) -> None:
+    """Makes sure that the partition for records received now exists; asks the database once a day and process.
+
+    Call it before the transaction that writes the records, so that a rollback cannot take a known partition away.
+    """
+    day = (cursor.connection.info.dbname, now.astimezone(UTC).date())
+    if day in _known_days:
+        return
+    create_days(cursor, [day[1]])
+    with _known_lock:
+        _known_days.add(day)

@@ -1,0 +1,220 @@
+"""Usage records as columns: from the rows of reports to one matrix, and from there to the bytes of COPY BINARY."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from controlplane.wire.report import UsageRow
+
+FIELDS = UsageRow.__struct_fields__
+REQUEST_ID, JOB, CLIENT_ID = (FIELDS.index(name) for name in ("request_id", "job", "client_request_id"))
+INTEGERS = tuple(name for name in FIELDS if name not in ("request_id", "job", "client_request_id"))
+_INTEGER_AT = tuple(FIELDS.index(name) for name in INTEGERS)
+_ROW_OF = {name: row for row, name in enumerate(INTEGERS)}
+CLIENT_ID_MAX = 128
+
+RecordTuple = tuple[
+    str, int, int, int, int, int, int, int, int, int, str, int, int, int, int, int, int,
+    int, int, int, int, int, int, int, int, int, int, int, int, int, int, int, int, str,
+]  # fmt: skip
+"""`wire.report.UsageRow` as a tuple, which is what a report of many rows is decoded to."""
+
+_PG_EPOCH_US = 946_684_800_000_000
+_COPY_HEADER = b"PGCOPY\n\xff\r\n\0" + b"\0" * 8
+_COPY_TRAILER = b"\xff\xff"
+_TYPES = {"uuid": ("V16", 16), "time": (">i8", 8), "int8": (">i8", 8), "int4": (">i4", 4), "int2": (">i2", 2)}
+_COLUMNS = (
+    ("request_id", "uuid"), ("received_at", "time"), ("arrived_at", "time"), ("ended_at", "time"), ("attempt", "int2"),
+    ("agent_id", "int4"), ("pool_id", "int4"), ("slot_id", "int4"), ("tenant_id", "int4"), ("key_id", "int4"),
+    ("class_id", "int4"), ("asked_class_id", "int4"), ("model_id", "int4"), ("job_id", "int8"), ("revision", "int4"),
+    ("rate_version", "int4"), ("outcome", "int2"), ("status", "int2"), ("flags", "int2"), ("prompt_tokens", "int4"),
+    ("cached_tokens", "int4"), ("output_tokens", "int4"), ("admission_us", "int8"), ("queue_us", "int8"),
+    ("batch_wait_us", "int8"), ("preprocess_us", "int8"), ("prefill_us", "int8"), ("decode_us", "int8"),
+    ("return_us", "int8"), ("ttft_us", "int8"), ("gpu_us", "int8"), ("estimated_gpu_us", "int8"),
+    ("charge_prompt_nanos", "int8"), ("charge_cached_nanos", "int8"), ("charge_output_nanos", "int8"),
+    ("charge_gpu_nanos", "int8"),
+)  # fmt: skip
+COPY_SQL = "COPY usage_record ({}, client_request_id) FROM STDIN (FORMAT BINARY)".format(
+    ", ".join(name for name, _ in _COLUMNS)
+)
+
+Ints = NDArray[np.int64]
+
+
+class UnreadableRows(ValueError):
+    """Some rows hold a request id or a number that no column can; `rows` are their positions."""
+
+    def __init__(self, rows: list[int]) -> None:
+        super().__init__(f"{len(rows)} rows cannot be read")
+        self.rows = rows
+
+
+@dataclass
+class Records:
+    """Columns of n records. `integers` is (len(INTEGERS), n); `source` numbers the report each came with."""
+
+    request_ids: NDArray[np.uint8]
+    integers: Ints
+    jobs: Sequence[str]
+    client_ids: Sequence[str]
+    source: Ints
+    agent_ids: Ints
+    pool_ids: Ints
+    job_ids: Ints
+
+    def __len__(self) -> int:
+        return int(self.integers.shape[1])
+
+    def column(self, name: str) -> Ints:
+        return self.integers[_ROW_OF[name]]
+
+    def rows(self, first: str, last: str) -> Ints:
+        """The adjacent columns from `first` to `last`, as (columns, n)."""
+        return self.integers[_ROW_OF[first] : _ROW_OF[last] + 1]
+
+    def only(self, keep: NDArray[np.bool_]) -> Records:
+        """The records where `keep` is true."""
+        chosen = np.flatnonzero(keep).tolist()
+        return Records(
+            request_ids=self.request_ids[keep],
+            integers=self.integers[:, keep],
+            jobs=[self.jobs[at] for at in chosen],
+            client_ids=[self.client_ids[at] for at in chosen],
+            source=self.source[keep],
+            agent_ids=self.agent_ids[keep],
+            pool_ids=self.pool_ids[keep],
+            job_ids=self.job_ids[keep],
+        )
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Whose rows these are."""
+
+    agent_id: int
+    pool_id: int
+
+
+def to_columns(reports: Sequence[tuple[Origin, Sequence[RecordTuple]]]) -> Records:
+    """Columns of the rows of several reports, in order. Raises UnreadableRows when a row fits no column."""
+    rows = [row for _, records in reports for row in records]
+    counts = [len(records) for _, records in reports]
+    columns = list(zip(*rows, strict=True)) if rows else [()] * len(FIELDS)
+    try:
+        integers = np.array([columns[at] for at in _INTEGER_AT], dtype=np.int64)
+        request_ids = _request_ids(columns[REQUEST_ID])
+    except (OverflowError, ValueError):
+        raise UnreadableRows([at for at, row in enumerate(rows) if not _is_readable(row)]) from None
+    return Records(
+        request_ids=request_ids,
+        integers=integers,
+        jobs=columns[JOB],
+        client_ids=columns[CLIENT_ID],
+        source=np.repeat(np.arange(len(reports)), counts),
+        agent_ids=np.repeat(np.array([origin.agent_id for origin, _ in reports], dtype=np.int64), counts),
+        pool_ids=np.repeat(np.array([origin.pool_id for origin, _ in reports], dtype=np.int64), counts),
+        job_ids=np.zeros(len(rows), dtype=np.int64),
+    )
+
+
+def _request_ids(texts: Sequence[str]) -> NDArray[np.uint8]:
+    joined = "".join(texts)
+    letters = np.frombuffer(joined.encode("ascii"), dtype=np.uint8)
+    if set(map(len, texts)) - {36}:
+        raise ValueError("a request id is a UUID of 36 characters")
+    grid = letters.reshape(len(texts), 36)
+    if (grid[:, (8, 13, 18, 23)] != ord("-")).any():
+        raise ValueError("a request id has its hyphens elsewhere")
+    raw = bytes.fromhex(joined.replace("-", ""))
+    if len(raw) != 16 * len(texts):
+        raise ValueError("a request id has more hyphens than a UUID")
+    return np.frombuffer(raw, dtype=np.uint8).reshape(len(texts), 16)
+
+
+def _is_readable(row: RecordTuple) -> bool:
+    try:
+        np.array([row[at] for at in _INTEGER_AT], dtype=np.int64)
+        _request_ids([row[REQUEST_ID]])
+    except (OverflowError, ValueError):
+        return False
+    return True
+
+
+def to_copy(records: Records, received_us: int) -> bytes:
+    """The bytes of COPY BINARY for `COPY_SQL`. Client ids are cut at CLIENT_ID_MAX bytes.
+
+    Rows are packed in groups of equal length of the client's id, so that each group is one array of fixed width.
+    """
+    texts = [_client_id(text) for text in records.client_ids]
+    lengths = np.fromiter(map(len, texts), dtype=np.int64, count=len(texts))
+    parts = [_COPY_HEADER]
+    for length in np.unique(lengths).tolist():
+        chosen = lengths == length
+        whole = bool(chosen.all())
+        group = texts if whole else [texts[at] for at in np.flatnonzero(chosen).tolist()]
+        parts.append(_pack(records, slice(None) if whole else chosen, group, length, received_us))
+    parts.append(_COPY_TRAILER)
+    return b"".join(parts)
+
+
+def _client_id(text: str) -> bytes:
+    if not text:
+        return b""
+    clean = text.replace("\x00", "").encode("utf-8", "replace")
+    return clean if len(clean) <= CLIENT_ID_MAX else clean[:CLIENT_ID_MAX].decode("utf-8", "ignore").encode()
+
+
+def _dtype(text_length: int) -> np.dtype:
+    fields: list[tuple[str, str]] = [("n", ">i2")]
+    for name, kind in _COLUMNS:
+        fields += [(f"{name}_length", ">i4"), (name, _TYPES[kind][0])]
+    fields += [("text_length", ">i4")]
+    if text_length:
+        fields += [("text", f"V{text_length}")]
+    return np.dtype(fields)
+
+
+def _pack(
+    records: Records, chosen: slice | NDArray[np.bool_], texts: list[bytes], text_length: int, received_us: int
+) -> bytes:
+    rows = np.empty(len(texts), _dtype(text_length))
+    rows["n"] = len(_COLUMNS) + 1
+    given = {
+        "received_at": received_us,
+        "arrived_at": records.column("arrived_us")[chosen],
+        "ended_at": records.column("ended_us")[chosen],
+        "agent_id": records.agent_ids[chosen],
+        "pool_id": records.pool_ids[chosen],
+        "job_id": records.job_ids[chosen],
+    }
+    for name, kind in _COLUMNS:
+        rows[f"{name}_length"] = _TYPES[kind][1]
+        if name == "request_id":
+            rows[name] = np.ascontiguousarray(records.request_ids[chosen]).view("V16")[:, 0]
+        elif kind == "time":
+            rows[name] = given[name] - _PG_EPOCH_US
+        else:
+            rows[name] = given[name] if name in given else records.column(name)[chosen]
+    rows["text_length"] = text_length
+    if text_length:
+        rows["text"] = np.frombuffer(b"".join(texts), dtype=f"V{text_length}")
+    return rows.tobytes()
+
+
+def as_rows(records: Records, chosen: Iterable[int]) -> list[list[object]]:
+    """Rows in the layout of the wire again, for the quarantine."""
+    rows = []
+    for at in chosen:
+        numbers = dict(zip(INTEGERS, records.integers[:, at].tolist(), strict=True))
+        text = records.request_ids[at].tobytes().hex()
+        given = {
+            "request_id": f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}",
+            "job": records.jobs[at],
+            "client_request_id": records.client_ids[at],
+        }
+        rows.append([given[name] if name in given else numbers[name] for name in FIELDS])
+    return rows

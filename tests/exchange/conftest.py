@@ -1,0 +1,33 @@
+import pytest
+import pytest_asyncio
+
+from controlplane.exchange.asgi import ExchangeApplication
+from controlplane.exchange.catalogue import catalogue
+from controlplane.exchange.database import close_pools
+from tests.exchange.door import TestAgent, nowhere
+from tests.world import build_world
+
+
+@pytest.fixture
+def world(transactional_db):
+    catalogue.forget()
+    yield build_world()
+    close_pools()
+
+
+@pytest.fixture
+def app(world):
+    return ExchangeApplication(fallback=nowhere)
+
+
+@pytest_asyncio.fixture
+async def agent(app, world):
+    """An enrolled agent that has said hello."""
+    from asgiref.sync import sync_to_async
+
+    one = TestAgent(app)
+    token = await sync_to_async(world.token)()
+    response = await one.enrol(token)
+    assert response.status == 200, response.body
+    await one.hello()
+    return one
