@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Final
 
 from controlplane.core.fairness import FairQueue, FairTenant, WorkPolicy, WorkUnit
 from controlplane.core.queued_request import Phase, QueuedRequest
 from controlplane.core.size_classes import DEFAULT_BOUNDS_GPU_US, DeadlineQueue, SizeClassQueue, size_class_of
 from controlplane.core.slots import ClassKind
+
+NEVER_US: Final = 1 << 62
 
 RequestQueue = SizeClassQueue[QueuedRequest] | DeadlineQueue[QueuedRequest]
 
@@ -41,12 +44,14 @@ class ClassQueue:
     """Requests of one class that wait, in the order in which they would run; counts of those that wait and run.
 
     `kv_floor_home` and `kv_floor_lent` are lower bounds on the KV tokens that any head needs (the second on those that
-    a lent slot may take): under them no scan can find a request that fits. 0 means not known.
+    a lent slot may take): under them no scan can find a request that fits. 0 means not known. `blocked` are the heads
+    that the last scan passed and that have no reservation, `reserve_due_us` is when the first of them gets one.
     """
 
     __slots__ = (
         "_backlogs",
         "_weights",
+        "blocked",
         "fair",
         "index",
         "kv_floor_home",
@@ -54,6 +59,7 @@ class ClassQueue:
         "queued",
         "queued_gpu_us",
         "rank",
+        "reserve_due_us",
         "returned",
         "running",
         "serving_places",
@@ -78,6 +84,8 @@ class ClassQueue:
         self.serving_places = 0
         self.kv_floor_home = 0
         self.kv_floor_lent = 0
+        self.blocked: list[QueuedRequest] = []
+        self.reserve_due_us = NEVER_US
 
     def set_weight(self, tenant: str, weight: int | Fraction) -> None:
         """Set a tenant's weight; it holds for work from now on."""

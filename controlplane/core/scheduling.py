@@ -12,7 +12,8 @@ from fractions import Fraction
 from typing import Final
 
 from controlplane.core.admission_snapshot import Snapshot
-from controlplane.core.class_queue import ClassQueue, SchedulingClass
+from controlplane.core.class_queue import NEVER_US, ClassQueue, SchedulingClass
+from controlplane.core.fairness import FairTenant
 from controlplane.core.minimum_share import MinimumShare
 from controlplane.core.placement import is_near
 from controlplane.core.preemption import choose_victims
@@ -85,6 +86,16 @@ class Scheduler:
         request.class_index = queue.index
         self.requests[request.id] = request
         queue.push(request, now_us)
+
+    def adopt(self, request: QueuedRequest, slot_name: str, now_us: int) -> None:
+        """Take over a request that runs on a slot already, from the scheduler of the policy before this one."""
+        queue, slot = self._by_slug[request.class_slug], self._slot_by_name[slot_name]
+        self._account(now_us)
+        request.class_index, request.slot_index, request.reserved_slot_index = queue.index, slot.index, -1
+        request.fair = queue.fair.tenant(request.tenant, 1 if request.fair is None else request.fair.weight)
+        self.requests[request.id] = request
+        slot.start(request, now_us)
+        queue.running += 1
 
     def produced(self, request_id: str | int, output_tokens: int) -> None:
         """A running request sent output; from now on it is not preempted."""
@@ -167,6 +178,7 @@ class Scheduler:
         """Start the next request and return it with its `slot_index`; None when nothing can start at this instant."""
         if self._share.active:
             self._account(now_us)
+        self._reserve_due(now_us)
         for queue in self._class_order():
             if queue.queued:
                 request = self._dispatch_from(queue, now_us)
@@ -221,7 +233,8 @@ class Scheduler:
         """Tenants in fair order; a head that does not fit is passed by other tenants, not by its own."""
         fair = queue.fair
         fair.settle(now_us)
-        passed = []
+        passed: list[FairTenant] = []
+        heads: list[QueuedRequest] = []
         floor_home = floor_lent = UNBOUNDED_KV
         started: QueuedRequest | None = None
         while (tenant := fair.pop_least(now_us)) is not None:
@@ -236,9 +249,11 @@ class Scheduler:
             floor_home = min(floor_home, head.kv_tokens)
             if head.may_run_lent:
                 floor_lent = min(floor_lent, head.kv_tokens)
-            self._blocked(head, queue, now_us)
+            heads.append(head)
         for tenant in passed:
             fair.push(tenant)
+        if heads or queue.blocked:
+            self._keep_blocked(queue, heads, now_us)
         if started is None:
             queue.kv_floor_home, queue.kv_floor_lent = floor_home, floor_lent
         return started
@@ -298,15 +313,34 @@ class Scheduler:
         request.slot_index = slot.index
         request.started_us = now_us
 
-    def _blocked(self, head: QueuedRequest, queue: ClassQueue, now_us: int) -> None:
-        """A head was passed for want of memory; past the bound the slot that frees its memory first is reserved."""
-        if head.blocked_since_us is None:
-            head.blocked_since_us = now_us
-        elif head.reserved_slot_index < 0 and now_us - head.blocked_since_us >= self.reserve_after_us:
-            slot = self._first_to_free(head, queue)
-            if slot is not None:
-                slot.reserved_for = head
-                head.reserved_slot_index = slot.index
+    def _keep_blocked(self, queue: ClassQueue, heads: list[QueuedRequest], now_us: int) -> None:
+        """Remember the heads that a scan passed, and when the first of them is to get a slot reserved."""
+        queue.blocked = [head for head in heads if head.reserved_slot_index < 0]
+        queue.reserve_due_us = NEVER_US
+        for head in queue.blocked:
+            if head.blocked_since_us is None:
+                head.blocked_since_us = now_us
+            due_us = head.blocked_since_us + self.reserve_after_us
+            if due_us < queue.reserve_due_us:
+                queue.reserve_due_us = due_us
+
+    def _reserve_due(self, now_us: int) -> None:
+        """Heads that others have passed for long enough: the slot that frees its memory first is kept for each."""
+        for queue in self.classes:
+            if now_us < queue.reserve_due_us:
+                continue
+            later = []
+            for head in queue.blocked:
+                if head.phase is not Phase.QUEUED or head.blocked_since_us is None:
+                    continue
+                if now_us - head.blocked_since_us < self.reserve_after_us:
+                    later.append(head)
+                    continue
+                slot = self._first_to_free(head, queue)
+                if slot is not None:
+                    slot.reserved_for = head
+                    head.reserved_slot_index = slot.index
+            self._keep_blocked(queue, later, now_us)
 
     def _first_to_free(self, head: QueuedRequest, queue: ClassQueue) -> RunningSlot | None:
         bit, best, best_at = 1 << queue.index, None, 0
@@ -331,6 +365,7 @@ class Scheduler:
         may_run_lent: bool = False,
     ) -> None:
         """Fill the queue's part of an admission snapshot for a request of its class and tenant."""
+        self._reserve_due(snapshot.now_us)
         queue = self._by_slug[snapshot.workload_class.slug]
         bit, largest, free, place_open, starts = 1 << queue.index, 0, -1, False, False
         for slot in self.slots:

@@ -1,0 +1,118 @@
+"""Preemption: only where it is safe, no more than needed, and not twice for the same need."""
+
+import pytest
+
+from controlplane.core.class_queue import SchedulingClass
+from controlplane.core.fairness import WorkPolicy, WorkUnit
+from controlplane.core.queued_request import QueuedRequest
+from controlplane.core.scheduling import Scheduler
+from controlplane.core.slot_states import Band
+from controlplane.core.slots import ClassKind, Isolation, SlotSpec
+
+CLASSES = (
+    SchedulingClass(slug="chat", kind=ClassKind.INTERACTIVE),
+    SchedulingClass(slug="bulk", kind=ClassKind.BATCH, precedence=1),
+    SchedulingClass(slug="scraps", kind=ClassKind.BATCH, precedence=2),
+)
+
+
+def world(
+    places: int = 2, kv: int | None = None, slots: int = 1, classes=CLASSES, isolation=Isolation.SHARED
+) -> Scheduler:
+    return Scheduler(classes, [SlotSpec(f"s{i}", places, Band.BATCH, kv) for i in range(slots)], isolation)
+
+
+def start(s: Scheduler, id: str, slug: str = "bulk", now: int = 0, kv: int = 0, safe: bool = True, tenant: str = "t"):
+    s.offer(QueuedRequest(id, tenant, slug, now, gpu_us=100, kv_tokens=kv, prompt_tokens=7, preemptible=safe), now)
+    s.next_dispatch(now)
+
+
+def names(s: Scheduler, now: int = 50) -> list:
+    return [request.id for request in s.victims(now)]
+
+
+def test_the_newest_of_the_lowest_class_goes_first() -> None:
+    s = world(places=3)
+    start(s, "old scraps", "scraps", 0)
+    start(s, "new scraps", "scraps", 9)
+    start(s, "bulk", "bulk", 20)
+    start(s, "c", "chat", 30)
+    assert names(s) == ["new scraps"]
+
+
+def test_nothing_is_taken_while_it_fits() -> None:
+    s = world()
+    start(s, "b")
+    start(s, "c", "chat")
+    assert names(s) == []
+
+
+@pytest.mark.parametrize("why", ["not safe", "bytes sent", "interactive", "reserved pool"])
+def test_what_must_not_be_cancelled_is_not(why: str) -> None:
+    s = world(places=1, isolation=Isolation.RESERVED if why == "reserved pool" else Isolation.SHARED)
+    start(s, "r", "chat" if why == "interactive" else "bulk", safe=why != "not safe")
+    if why == "bytes sent":
+        s.produced("r", 1)
+    start(s, "c", "chat", 10)
+    assert names(s) == []
+
+
+def test_a_need_is_reclaimed_once() -> None:
+    s = world(places=3)
+    for name in ("b1", "b2", "b3"):
+        start(s, name)
+    start(s, "c1", "chat", 10)
+    assert len(names(s)) == 1
+    assert names(s, 60) == []
+    start(s, "c2", "chat", 70)
+    assert len(names(s, 70)) <= 1
+    assert sum(r.reclaiming for r in s.requests.values()) <= 2
+
+
+def test_minimal_set_for_memory_on_the_cheapest_slot() -> None:
+    s = world(places=9, kv=100)
+    for name, kv in (("small", 20), ("middle", 30), ("large", 50)):
+        start(s, name, kv=kv, tenant=name)
+    start(s, "c", "chat", 10, kv=40)
+    assert names(s) == ["large"]
+    again = world(places=9, kv=100)
+    for name, kv in (("x", 30), ("y", 30), ("z", 40)):
+        start(again, name, kv=kv, tenant=name)
+    start(again, "c", "chat", 10, kv=60)
+    assert len(names(again)) == 2
+
+
+def test_back_at_the_head_with_its_arrival_and_no_double_charge() -> None:
+    s = world(places=1)
+    start(s, "first")
+    start(s, "second", now=1)
+    start(s, "c", "chat", 10)
+    assert names(s) == ["first"]
+    victim = s.requeue("first", 55)
+    assert (victim.attempt, victim.arrival_us, victim.reclaiming) == (2, 0, False)
+    assert s.class_queue("bulk").fair.tenants["t"].counter == 0
+    assert s.next_dispatch(55).id == "c"
+    s.release("c", 60)
+    assert s.next_dispatch(60).id == "first"
+
+
+def test_linear_charges_are_taken_back_as_well() -> None:
+    classes = (CLASSES[0], SchedulingClass(slug="bulk", kind=ClassKind.BATCH, work=WorkPolicy(WorkUnit.GPU_TIME)))
+    s = world(places=1, classes=classes)
+    start(s, "b")
+    start(s, "b2", now=1, tenant="u")
+    start(s, "c", "chat", 10)
+    assert s.class_queue("bulk").fair.tenants["t"].accrue(50) > 0
+    s.requeue("b", 50)
+    assert s.class_queue("bulk").fair.tenants["t"].counter == 0
+
+
+def test_a_class_within_its_minimum_share_is_left_alone() -> None:
+    share = SchedulingClass(slug="bulk", kind=ClassKind.BATCH, min_share_ppm=500_000)
+    s = world(places=2, classes=(CLASSES[0], share))
+    for name in ("c1", "c2", "c3"):
+        start(s, name, "chat")
+    s.offer(QueuedRequest("b", "t", "bulk", 0, gpu_us=100, preemptible=True), 0)
+    s.release("c1", 1_000)
+    assert s.next_dispatch(1_000).id == "b"
+    assert names(s, 1_001) == []
