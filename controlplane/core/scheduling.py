@@ -221,10 +221,12 @@ class Scheduler:
         for slot in self.slots:
             if slot.mask & bit and len(slot.running) < slot.places:
                 open_slots.append(slot)
-                if slot.state is SlotState.LENT and self.isolation is Isolation.RESERVED:
-                    lent_kv = max(lent_kv, slot.kv_free)
-                else:
-                    home_kv = max(home_kv, slot.kv_free)
+                free = slot.kv_free
+                if not slot.on_loan:
+                    if free > home_kv:
+                        home_kv = free
+                elif free > lent_kv:
+                    lent_kv = free
         if not open_slots or (home_kv < queue.kv_floor_home and lent_kv < queue.kv_floor_lent):
             return None
         return self._scan(queue, open_slots, now_us)
@@ -263,10 +265,15 @@ class Scheduler:
     ) -> RunningSlot | None:
         """Least outstanding work among the open slots that may take it; within 10 %, the longest cached prefix."""
         best: RunningSlot | None = None
+        kv_tokens = request.kv_tokens
         for slot in open_slots:
-            if self._takes(slot, queue, request.kv_tokens, request.may_run_lent, request.tenant) and (
-                best is None or slot.outstanding_gpu_us < best.outstanding_gpu_us
-            ):
+            if best is not None and slot.outstanding_gpu_us >= best.outstanding_gpu_us:
+                continue
+            # The plain case first: on this path a call per slot is most of the price.
+            if slot.reserved_for is None and not slot.on_loan:
+                if kv_tokens <= slot.kv_free:
+                    best = slot
+            elif self._takes(slot, queue, kv_tokens, request.may_run_lent, request.tenant):
                 best = slot
         cached = request.cached_tokens
         if best is None or not cached:
@@ -276,7 +283,7 @@ class Scheduler:
             slot
             for slot in open_slots
             if is_near(slot.outstanding_gpu_us, least)
-            and self._takes(slot, queue, request.kv_tokens, request.may_run_lent, request.tenant)
+            and self._takes(slot, queue, kv_tokens, request.may_run_lent, request.tenant)
         ]
         return min(near, key=lambda slot: (-cached.get(slot.spec.name, 0), slot.outstanding_gpu_us, slot.index))
 
@@ -295,7 +302,7 @@ class Scheduler:
         """
         if kv_tokens > slot.kv_free:
             return False
-        if not may_run_lent and slot.state is SlotState.LENT and self.isolation is Isolation.RESERVED:
+        if slot.on_loan and not may_run_lent:
             return False
         holder = slot.reserved_for
         if holder is None:
@@ -345,8 +352,7 @@ class Scheduler:
     def _first_to_free(self, head: QueuedRequest, queue: ClassQueue) -> RunningSlot | None:
         bit, best, best_at = 1 << queue.index, None, 0
         for slot in self.slots:
-            lent = slot.state is SlotState.LENT and self.isolation is Isolation.RESERVED
-            if not slot.mask & bit or slot.reserved_for is not None or (lent and not head.may_run_lent):
+            if not slot.mask & bit or slot.reserved_for is not None or (slot.on_loan and not head.may_run_lent):
                 continue
             at_us = slot.memory_free_at_us(head.kv_tokens)
             if at_us is not None and (best is None or at_us < best_at):
@@ -456,6 +462,7 @@ class Scheduler:
         """Work out again which slot serves which class, and whose work stands ahead of whose."""
         for slot in self.slots:
             slot.mask = 0
+            slot.on_loan = slot.state is SlotState.LENT and self.isolation is Isolation.RESERVED
             for queue in self.classes if slot.ready else ():
                 spec, kind = slot.spec, queue.spec.kind
                 if serves(

@@ -67,7 +67,11 @@ def serves(
 
 
 class RunningSlot:
-    """One slot with what runs on it; KV memory is held at a request's prompt plus expected output."""
+    """One slot with what runs on it; KV memory is held at a request's prompt plus expected output.
+
+    `mask` has a bit per class that it serves now; `on_loan` says that it is a flex slot lent to batch in a `reserved`
+    pool, which takes only what can be home within the drain bound.
+    """
 
     __slots__ = (
         "_ends",
@@ -76,6 +80,7 @@ class RunningSlot:
         "kv_free",
         "kv_tokens",
         "mask",
+        "on_loan",
         "outstanding_gpu_us",
         "places",
         "ready",
@@ -94,16 +99,12 @@ class RunningSlot:
         self.ready = True
         self.state = SlotState.HOME
         self.mask = 0
+        self.on_loan = False
         self.running: dict[str | int, QueuedRequest] = {}
         self.class_counts = [0] * classes
         self.outstanding_gpu_us = 0
         self.reserved_for: QueuedRequest | None = None
         self._ends: list[tuple[int, str | int, QueuedRequest]] = []
-
-    @property
-    def lent(self) -> bool:
-        """Whether the slot is on loan to batch."""
-        return self.state is SlotState.LENT
 
     def start(self, request: QueuedRequest, now_us: int) -> None:
         """Take a request onto the slot."""
