@@ -20,7 +20,8 @@ DEFAULT_ORGANISATION = "Flexband"
 
 @cache
 def _provider(path: str) -> Callable[[HttpRequest], Mapping[str, Any]]:
-    return import_string(path)
+    provider: Callable[[HttpRequest], Mapping[str, Any]] = import_string(path)
+    return provider
 
 
 def shell_facts(request: HttpRequest) -> dict[str, Any]:

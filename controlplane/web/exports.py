@@ -92,8 +92,10 @@ class _Pieces:
         self.chunks = chunks
 
     async def pull(self) -> AsyncIterator[bytes]:
-        following = sync_to_async(next, thread_sensitive=True)
-        while (piece := await following(self.chunks, None)) is not None:
+        def following() -> bytes | None:
+            return next(self.chunks, None)
+
+        while (piece := await sync_to_async(following)()) is not None:
             yield piece
 
 

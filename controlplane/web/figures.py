@@ -7,7 +7,7 @@ one would add 7 kB to each figure.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -214,7 +214,7 @@ def _spread_against(
 
 def stage_bars(
     x: Sequence[Any],
-    stages_us: dict[str, Sequence[Value]],
+    stages_us: Mapping[str, Sequence[Value]],
     *,
     height_px: int = 260,
     objective_ms: float | None = None,

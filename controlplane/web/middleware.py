@@ -46,7 +46,7 @@ def RequestIdMiddleware(get_response: Handler) -> Handler:
 
         async def serve_async(request: HttpRequest) -> HttpResponseBase:
             _begin(request)
-            return _finish(request, await get_response(request))  # type: ignore[misc]
+            return _finish(request, await get_response(request))
 
         return serve_async
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
 from decimal import Decimal
@@ -39,7 +39,12 @@ def _plain(value: Any) -> Any:
     return value
 
 
-_READERS = {"t": datetime.fromisoformat, "d": date.fromisoformat, "u": UUID, "n": Decimal}
+_READERS: dict[str, Callable[[str], Any]] = {
+    "t": datetime.fromisoformat,
+    "d": date.fromisoformat,
+    "u": UUID,
+    "n": Decimal,
+}
 
 
 def _value(plain: Any) -> Any:
@@ -97,7 +102,9 @@ def _key(row: Any, order: Sequence[str]) -> list[Any]:
     return values
 
 
-def keyset_page(queryset: QuerySet, order: Sequence[str], *, cursor: str | None, limit: int = DEFAULT_LIMIT) -> Page:
+def keyset_page(
+    queryset: QuerySet[Any, Any], order: Sequence[str], *, cursor: str | None, limit: int = DEFAULT_LIMIT
+) -> Page:
     """One page of a queryset of models or `values()` dicts.
 
     `order`: column names, `-` for descending; together unique and never null (end with the primary key).
