@@ -118,7 +118,7 @@ def _serves(row: WorkloadClass, pool: Pool) -> bool:
 
 def _slots_in_the_fleet() -> list[Slot]:
     """Slots whose tenure has not ended; one that never began (a slot just made) counts."""
-    rows = Slot.objects.prefetch_related("tenures").order_by("pool_id", "name")
+    rows = Slot.objects.filter(removed_at__isnull=True).prefetch_related("tenures").order_by("pool_id", "name")
     return [slot for slot in rows if _in_the_fleet(slot)]
 
 

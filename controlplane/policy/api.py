@@ -1,0 +1,214 @@
+"""REST of policy: revisions with their diff and rollout, push, rollback, drift."""
+
+from dataclasses import asdict
+from typing import Any
+
+from django.http import Http404
+from django.utils import timezone
+from drf_spectacular.utils import OpenApiParameter, extend_schema
+from rest_framework import mixins, serializers, status
+from rest_framework.decorators import action
+from rest_framework.generics import get_object_or_404
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+from rest_framework.viewsets import GenericViewSet
+
+from controlplane.audit.actors import actor_of
+from controlplane.policy.actions import REASON_MOST, push, rollback
+from controlplane.policy.configuration import Configuration
+from controlplane.policy.diff import diff
+from controlplane.policy.models import Revision, Rollout
+from controlplane.policy.pages import rollout_page
+from controlplane.policy.queries import configuration_of, drift
+from controlplane.web.cursor import CursorPages
+
+
+class RevisionPages(CursorPages):
+    ordering = "-number"
+
+
+class RevisionSerializer(serializers.ModelSerializer):
+    """A revision as lists show it."""
+
+    rollout_state = serializers.CharField(source="rollout.state", read_only=True)
+
+    class Meta:
+        model = Revision
+        fields = (
+            "number", "created_at", "created_by", "reason", "digest", "rolls_back_from", "rolls_back_to",
+            "not_before", "accept_until", "rollout_state",
+        )  # fmt: skip
+
+
+class RevisionDetailSerializer(RevisionSerializer):
+    """With its configuration: one document per pool."""
+
+    class Meta(RevisionSerializer.Meta):
+        fields = (*RevisionSerializer.Meta.fields, "configuration")
+
+
+class PushSerializer(serializers.Serializer):
+    """`waves`: rising percentages that end with 100. `reviewed_digest`: push only if it still compiles to this."""
+
+    reason = serializers.CharField(max_length=REASON_MOST)
+    waves = serializers.ListField(child=serializers.IntegerField(min_value=1, max_value=100), required=False)
+    reviewed_digest = serializers.CharField(max_length=64, required=False)
+
+
+class RollbackSerializer(serializers.Serializer):
+    reason = serializers.CharField(max_length=REASON_MOST)
+    waves = serializers.ListField(child=serializers.IntegerField(min_value=1, max_value=100), required=False)
+
+
+class ChangeSerializer(serializers.Serializer):
+    kind = serializers.CharField()
+    subject = serializers.CharField()
+    sentence = serializers.CharField()
+    before = serializers.CharField()
+    after = serializers.CharField()
+
+
+class DiffSerializer(serializers.Serializer):
+    before = serializers.IntegerField(allow_null=True)
+    after = serializers.IntegerField()
+    changes = ChangeSerializer(many=True)
+
+
+class RolloutAgentSerializer(serializers.Serializer):
+    name = serializers.CharField()
+    pool = serializers.CharField()
+    wave = serializers.IntegerField()
+    state = serializers.CharField()
+    reason = serializers.CharField()
+    sent_at = serializers.DateTimeField(allow_null=True)
+    answered_at = serializers.DateTimeField(allow_null=True)
+    reported_at = serializers.DateTimeField(allow_null=True)
+
+
+class RolloutWaveSerializer(serializers.Serializer):
+    number = serializers.IntegerField()
+    percent = serializers.IntegerField()
+    state = serializers.CharField()
+    sent_at = serializers.DateTimeField(allow_null=True)
+    agents = serializers.IntegerField()
+    acked = serializers.IntegerField()
+    nacked = serializers.IntegerField()
+    silent = serializers.IntegerField()
+
+
+class RolloutSerializer(serializers.Serializer):
+    revision = serializers.IntegerField(source="revision.number")
+    state = serializers.CharField(source="rollout.state")
+    note = serializers.CharField(source="rollout.note")
+    requested_at = serializers.DateTimeField(source="rollout.requested_at")
+    requested_by = serializers.CharField(source="rollout.requested_by")
+    finished_at = serializers.DateTimeField(source="rollout.finished_at", allow_null=True)
+    counts = serializers.DictField(child=serializers.IntegerField())
+    waves = RolloutWaveSerializer(many=True)
+    agents = RolloutAgentSerializer(many=True)
+
+
+class DriftSerializer(serializers.Serializer):
+    agent_id = serializers.IntegerField()
+    name = serializers.CharField()
+    pool = serializers.CharField()
+    software = serializers.CharField()
+    state = serializers.CharField()
+    desired = serializers.IntegerField(allow_null=True)
+    applied = serializers.IntegerField(allow_null=True)
+    reported_at = serializers.DateTimeField(allow_null=True)
+    since = serializers.DateTimeField(allow_null=True)
+    reason = serializers.CharField()
+
+
+class RevisionViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, GenericViewSet):
+    """Revisions are made by a push or a rollback and never change."""
+
+    queryset = Revision.objects.select_related("rollout").order_by("-number")
+    pagination_class = RevisionPages
+    lookup_field = "number"
+    lookup_value_regex = r"\d{1,9}"
+    filterset_fields = ("created_by",)
+    read_permission = "policy.read"
+    write_permission = "policy.push"
+    action_permissions = {"push": "policy.push", "rollback": "policy.rollback"}
+
+    def get_serializer_class(self) -> type[serializers.BaseSerializer[Any]]:
+        return RevisionDetailSerializer if self.action == "retrieve" else RevisionSerializer
+
+    @extend_schema(request=PushSerializer, responses={201: RevisionSerializer})
+    @action(detail=False, methods=["post"])
+    def push(self, request: Request) -> Response:
+        data = _checked(PushSerializer, request)
+        revision = push(
+            actor=actor_of(request),
+            reason=data["reason"],
+            waves=tuple(data.get("waves") or (100,)),
+            reviewed_digest=data.get("reviewed_digest"),
+            now=timezone.now(),
+        )
+        return Response(RevisionSerializer(revision).data, status=status.HTTP_201_CREATED)
+
+    @extend_schema(request=RollbackSerializer, responses={201: RevisionSerializer})
+    @action(detail=True, methods=["post"])
+    def rollback(self, request: Request, number: str) -> Response:
+        target = self.get_object()
+        data = _checked(RollbackSerializer, request)
+        revision = rollback(
+            to_number=target.number,
+            actor=actor_of(request),
+            reason=data["reason"],
+            waves=tuple(data.get("waves") or (100,)),
+            now=timezone.now(),
+        )
+        return Response(RevisionSerializer(revision).data, status=status.HTTP_201_CREATED)
+
+    @extend_schema(
+        parameters=[OpenApiParameter("from", int, description="Revision to compare with; the one before by default.")],
+        responses=DiffSerializer,
+    )
+    @action(detail=True, methods=["get"])
+    def diff(self, request: Request, number: str) -> Response:
+        revision = self.get_object()
+        earlier = _number(request.query_params.get("from"))
+        if earlier is None:
+            previous = Revision.objects.filter(number__lt=revision.number).order_by("-number").first()
+            earlier = previous.number if previous else None
+        before = configuration_of(earlier) if earlier is not None else None
+        if earlier is not None and before is None:
+            raise Http404
+        changes = diff(before, Configuration.from_json(revision.configuration), now=timezone.now())
+        body = {"before": earlier, "after": revision.number, "changes": [asdict(change) for change in changes]}
+        return Response(DiffSerializer(body).data)
+
+    @extend_schema(responses=RolloutSerializer)
+    @action(detail=True, methods=["get"])
+    def rollout(self, request: Request, number: str) -> Response:
+        rollout = get_object_or_404(Rollout.objects.select_related("revision"), revision_id=int(number))
+        return Response(RolloutSerializer(rollout_page(rollout, timezone.now())).data)
+
+
+class DriftView(APIView):
+    """What every active agent applies against what it should."""
+
+    read_permission = "policy.read"
+    write_permission = "policy.push"
+
+    @extend_schema(responses=DriftSerializer(many=True))
+    def get(self, request: Request) -> Response:
+        return Response(DriftSerializer(drift(timezone.now()), many=True).data)
+
+
+def _checked(serializer: type[serializers.Serializer], request: Request) -> dict[str, Any]:
+    read = serializer(data=request.data)
+    read.is_valid(raise_exception=True)
+    return read.validated_data
+
+
+def _number(text: str | None) -> int | None:
+    if text is None:
+        return None
+    if not text.isdecimal() or len(text) > 9:
+        raise serializers.ValidationError({"from": ["Give the number of a revision."]})
+    return int(text)

@@ -1,0 +1,257 @@
+"""What the policy pages show, as plain values: a revision's row, a review, a rollout with its agents."""
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from controlplane.fleet.models import Agent
+from controlplane.policy.compile import compile_source, load_source
+from controlplane.policy.configuration import Configuration
+from controlplane.policy.diff import Change, Group, diff, groups, tally
+from controlplane.policy.models import Delivery, Revision, Rollout, Wave
+from controlplane.policy.queries import (
+    SILENT_AFTER,
+    Progress,
+    latest_revision,
+    progress,
+    rest_of_ttft_ms,
+    rollouts_by_revision,
+)
+from controlplane.policy.validation import Facts, Finding, Rule, Severity, validate
+
+ROLLOUT_CHIPS = {
+    Rollout.State.REQUESTED: ("neutral", "Requested"),
+    Rollout.State.RUNNING: ("neutral", "Running"),
+    Rollout.State.DONE: ("ok", "Done"),
+    Rollout.State.SUPERSEDED: ("neutral", "Superseded"),
+    Rollout.State.STOPPED: ("bad", "Stopped"),
+}
+
+
+@dataclass(frozen=True)
+class RevisionRow:
+    """A line of the list of revisions."""
+
+    revision: Revision
+    rollout: Rollout | None
+    progress: Progress | None
+    chip: str
+    word: str
+
+
+def revision_rows(revisions: list[Revision]) -> list[RevisionRow]:
+    """Three queries, however many revisions."""
+    by_revision = rollouts_by_revision(revisions)
+    counts = progress(by_revision.values())
+    return [_revision_row(revision, by_revision.get(revision.number), counts) for revision in revisions]
+
+
+def _revision_row(revision: Revision, rollout: Rollout | None, counts: dict[int, Progress]) -> RevisionRow:
+    count = counts.get(rollout.pk) if rollout else None
+    return RevisionRow(revision, rollout, count, *rollout_chip(rollout, count))
+
+
+def rollout_chip(rollout: Rollout | None, count: Progress | None) -> tuple[str, str]:
+    """State as shape and word; a rollout that is over with refusals or silence does not look healthy."""
+    if rollout is None:
+        return "unknown", "Unknown"
+    if rollout.state == Rollout.State.DONE and count is not None:
+        if count.nacked:
+            return "bad", f"Refused by {count.nacked}"
+        if count.timed_out:
+            return "risk", f"No answer from {count.timed_out}"
+    return ROLLOUT_CHIPS[Rollout.State(rollout.state)]
+
+
+@dataclass(frozen=True)
+class Review:
+    """The configuration that is saved now against the latest revision."""
+
+    against: Revision | None
+    digest: str
+    changes: list[Change]
+    groups: list[Group]
+    tally: str
+    findings: list[Finding]
+    rules: int
+    rules_held: int
+    agents: int
+    pools: int
+
+    @property
+    def errors(self) -> list[Finding]:
+        return [item for item in self.findings if item.severity == Severity.ERROR]
+
+    @property
+    def warnings(self) -> list[Finding]:
+        return [item for item in self.findings if item.severity == Severity.WARNING]
+
+    @property
+    def unchanged(self) -> bool:
+        return self.against is not None and self.against.digest == self.digest
+
+
+def review(now: datetime) -> Review:
+    source = load_source(now)
+    findings = validate(source, Facts(now=now, rest_of_ttft_ms=rest_of_ttft_ms(now)))
+    configuration = compile_source(source)
+    against = latest_revision()
+    before = Configuration.from_json(against.configuration) if against else None
+    changes = diff(before, configuration, now=now)
+    broken = {item.rule for item in findings}
+    return Review(
+        against=against,
+        digest=configuration.digest,
+        changes=changes,
+        groups=groups(changes),
+        tally=tally(changes),
+        findings=findings,
+        rules=len(Rule),
+        rules_held=len(Rule) - len(broken),
+        agents=Agent.objects.filter(state=Agent.State.ACTIVE, pool__archived_at__isnull=True).count(),
+        pools=len(source.pools),
+    )
+
+
+@dataclass(frozen=True)
+class WaveRow:
+    """A wave with how many of its agents answered."""
+
+    number: int
+    percent: int
+    state: str
+    sent_at: datetime | None
+    agents: int
+    acked: int
+    nacked: int
+    silent: int
+    chip: str
+    word: str
+
+
+@dataclass(frozen=True)
+class AgentRow:
+    """One agent in a rollout. `state` is requested, delivered, active, refused, silent or waiting."""
+
+    name: str
+    pool: str
+    wave: int
+    state: str
+    chip: str
+    word: str
+    reason: str
+    sent_at: datetime | None
+    answered_at: datetime | None
+    reported_at: datetime | None
+
+
+@dataclass(frozen=True)
+class RolloutPage:
+    revision: Revision
+    rollout: Rollout
+    progress: Progress
+    waves: list[WaveRow]
+    agents: list[AgentRow]
+    chip: str
+    word: str
+    waits: bool
+
+    @property
+    def open(self) -> bool:
+        return self.rollout.state in (Rollout.State.REQUESTED, Rollout.State.RUNNING)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """State of agents -> how many, in the order of AGENT_STATES."""
+        return {state: sum(row.state == state for row in self.agents) for state in AGENT_STATES}
+
+
+# Attention first; words as people read them.
+AGENT_STATES = {
+    "refused": ("bad", "Refused"),
+    "silent": ("unknown", "Silent"),
+    "requested": ("neutral", "Requested"),
+    "delivered": ("neutral", "Delivered"),
+    "waiting": ("plain", "Later wave"),
+    "active": ("ok", "Active"),
+}
+
+
+def rollout_page(rollout: Rollout, now: datetime) -> RolloutPage:
+    deliveries = list(rollout.deliveries.select_related("agent__live", "agent__pool"))
+    order = list(AGENT_STATES)
+    agents = sorted(
+        (_agent_row(delivery, now) for delivery in deliveries),
+        key=lambda row: (order.index(row.state), row.pool, row.name),
+    )
+    waves = list(rollout.waves.order_by("number"))
+    count = progress([rollout])[rollout.pk]
+    return RolloutPage(
+        revision=rollout.revision,
+        rollout=rollout,
+        progress=count,
+        waves=[_wave_row(wave, [row for row in agents if row.wave == wave.number]) for wave in waves],
+        agents=agents,
+        waits=rollout.state == Rollout.State.RUNNING and any(wave.state == Wave.State.PENDING for wave in waves),
+        **dict(zip(("chip", "word"), rollout_chip(rollout, count), strict=True)),
+    )
+
+
+def _agent_row(delivery: Delivery, now: datetime) -> AgentRow:
+    live = getattr(delivery.agent, "live", None)
+    reported_at = live.reported_at if live is not None else None
+    state = _agent_state(delivery, reported_at, now)
+    chip, word = AGENT_STATES[state]
+    return AgentRow(
+        name=delivery.agent.name,
+        pool=delivery.agent.pool.slug,
+        wave=delivery.wave,
+        state=state,
+        chip=chip,
+        word=word,
+        reason=delivery.reason,
+        sent_at=delivery.sent_at,
+        answered_at=delivery.answered_at,
+        reported_at=reported_at,
+    )
+
+
+def _agent_state(delivery: Delivery, reported_at: datetime | None, now: datetime) -> str:
+    if delivery.state == Delivery.State.ACKED:
+        return "active"
+    if delivery.state == Delivery.State.NACKED:
+        return "refused"
+    if delivery.state == Delivery.State.PENDING:
+        return "waiting"
+    if delivery.state == Delivery.State.TIMED_OUT or reported_at is None or now - reported_at > SILENT_AFTER:
+        return "silent"
+    # A report's answer names the revision: whoever has reported since the wave went out has been told.
+    told = delivery.sent_at is not None and reported_at > delivery.sent_at
+    return "delivered" if told else "requested"
+
+
+def _wave_row(wave: Wave, agents: list[AgentRow]) -> WaveRow:
+    acked = sum(row.state == "active" for row in agents)
+    nacked = sum(row.state == "refused" for row in agents)
+    silent = sum(row.state == "silent" for row in agents)
+    if wave.state == Wave.State.PENDING:
+        chip, word = "plain", "Waiting"
+    elif nacked:
+        chip, word = "bad", "Refused"
+    elif acked == len(agents):
+        chip, word = "ok", "Active"
+    elif silent:
+        chip, word = "risk", "Silent agents"
+    else:
+        chip, word = "neutral", "Sent"
+    return WaveRow(
+        number=wave.number,
+        percent=wave.percent,
+        state=wave.state,
+        sent_at=wave.sent_at,
+        agents=len(agents),
+        acked=acked,
+        nacked=nacked,
+        silent=silent,
+        chip=chip,
+        word=word,
+    )

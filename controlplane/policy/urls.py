@@ -1,0 +1,14 @@
+"""Addresses of the policy pages."""
+
+from django.urls import path
+
+from controlplane.policy import views
+
+urlpatterns = [
+    path("policy/", views.overview, name="policy"),
+    path("policy/review/", views.review_page, name="policy-review"),
+    path("policy/drift/", views.drift_page, name="policy-drift"),
+    path("policy/revisions/<int:number>/", views.revision_page, name="policy-revision"),
+    path("policy/revisions/<int:number>/rollback/", views.rollback_page, name="policy-rollback"),
+    path("policy/rollouts/<int:number>/", views.rollout_view, name="rollout"),
+]
