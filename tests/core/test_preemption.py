@@ -69,6 +69,15 @@ def test_a_need_is_reclaimed_once() -> None:
     assert sum(r.reclaiming for r in s.requests.values()) <= 2
 
 
+def test_a_need_is_not_reclaimed_again_on_another_slot() -> None:
+    s = world(places=1, slots=2)
+    start(s, "b1")
+    start(s, "b2", tenant="u")
+    start(s, "c", "chat", 10)
+    assert len(names(s)) == 1
+    assert names(s, 60) == []
+
+
 def test_minimal_set_for_memory_on_the_cheapest_slot() -> None:
     s = world(places=9, kv=100)
     for name, kv in (("small", 20), ("middle", 30), ("large", 50)):

@@ -343,6 +343,22 @@ def test_one_queued_request_is_still_there_long_after_without_arrivals() -> None
     assert dispatch(s, 10**12) == ["w"]
 
 
+def test_cancelling_one_leaves_the_tenants_others_waiting() -> None:
+    s = scheduler()
+    offer(s, ask("r", "z"))
+    offer(s, ask("w1"), ask("w2"))
+    assert s.cancel("w1", 1).slot_index == -1
+    s.release("r", 2)
+    assert dispatch(s, 2) == ["w2"]
+    s.set_slot("s0", 3, ready=False)
+    offer(s, ask("w3"), ask("w4"))
+    s.release("w2", 3)
+    s.next_dispatch(3)
+    s.cancel("w3", 4)
+    s.set_slot("s0", 5, ready=True)
+    assert dispatch(s, 5) == ["w4"]
+
+
 def test_oldest_wait_is_by_kind() -> None:
     s = scheduler()
     offer(s, ask("r"))
