@@ -1,4 +1,4 @@
-"""The agents' door beside Django: routes `/agent/v1/*` itself, bounds every body and every wait, knows no middleware."""
+"""The agents' door beside Django: routes `/agent/v1/*` itself, bounds every body and wait, knows no middleware."""
 
 from __future__ import annotations
 

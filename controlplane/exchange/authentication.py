@@ -13,7 +13,7 @@ from controlplane.exchange.problems import Refusal
 from controlplane.wire import signing
 
 SNAPSHOT_AGE_S = 2.0
-# An unknown id or epoch asks for a fresh snapshot, at most this often: a flood of wrong ids costs five queries a second.
+# An unknown id or epoch asks for a new snapshot, at most this often: a flood of wrong ids costs five queries a second.
 RELOAD_PAUSE_S = 0.2
 
 Headers = dict[bytes, bytes]

@@ -116,7 +116,7 @@ def bind_slots(agent: Agent, wanted: int, *, now: datetime) -> Sequence[Slot]:
     pool = Pool.objects.get(pk=agent.pool_id)
     free = (
         Slot.objects.select_for_update(skip_locked=True)
-        .filter(pool=pool, agent__isnull=True)
+        .filter(pool=pool, agent__isnull=True, removed_at__isnull=True)
         .order_by(_BAND_ORDER, "name")[:wanted]
     )
     slots = list(free)

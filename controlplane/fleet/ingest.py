@@ -32,7 +32,8 @@ INSERT INTO fleet_agentlive AS live
     (agent_id, epoch, seq, reported_at, revision, live_number, refused_revision, refused, clock_offset_us, figures)
 SELECT r.agent_id, r.epoch, r.seq, %s, r.revision, r.live_number, r.refused_revision, r.refused, r.clock_offset_us,
        coalesce(r.figures::jsonb, '{}'::jsonb)
-FROM unnest(%s::int[], %s::int[], %s::bigint[], %s::int[], %s::bigint[], %s::int[], %s::text[], %s::bigint[], %s::text[])
+FROM unnest(%s::int[], %s::int[], %s::bigint[], %s::int[], %s::bigint[], %s::int[], %s::text[], %s::bigint[],
+            %s::text[])
      AS r (agent_id, epoch, seq, revision, live_number, refused_revision, refused, clock_offset_us, figures)
 ON CONFLICT (agent_id) DO UPDATE SET
     epoch = EXCLUDED.epoch, seq = EXCLUDED.seq, reported_at = EXCLUDED.reported_at, revision = EXCLUDED.revision,
@@ -72,4 +73,4 @@ def note_live(cursor: Cursor, rows: Sequence[LiveRow], now: datetime) -> None:
 
 def _figures(figures: LiveFigures | None) -> str | None:
     # PostgreSQL has no zero character in JSON
-    return None if figures is None else msgspec.json.encode(figures).decode().replace("\\u0000", "")
+    return None if figures is None else msgspec.json.encode(figures).decode().replace("\\u0000", "\\ufffd")

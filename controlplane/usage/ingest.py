@@ -6,6 +6,7 @@ never wait for each other in a circle.
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -190,10 +191,18 @@ class SetAside:
     records: int
 
 
+def _storable(document: Any) -> str:
+    # PostgreSQL has no zero character in JSON; what is kept aside shows where one was
+    return json.dumps(document).replace("\\u0000", "\\ufffd")
+
+
 def quarantine(cursor: Cursor, rows: Sequence[SetAside], now: datetime) -> None:
     """Keeps what cannot be counted, with its reason."""
     cursor.executemany(
         "INSERT INTO usage_quarantine (at, agent_id, epoch, seq, reason, payload, records)"
         " VALUES (%s, %s, %s, %s, %s, %s, %s)",
-        [(now, row.agent_id, row.epoch, row.seq, row.reason[:60], Jsonb(row.payload), row.records) for row in rows],
+        [
+            (now, row.agent_id, row.epoch, row.seq, row.reason[:60], Jsonb(row.payload, dumps=_storable), row.records)
+            for row in rows
+        ],
     )

@@ -1,5 +1,7 @@
 import pytest
 import pytest_asyncio
+from asgiref.sync import sync_to_async
+from django.db import connection
 
 from controlplane.exchange.asgi import ExchangeApplication
 from controlplane.exchange.catalogue import catalogue
@@ -11,6 +13,9 @@ from tests.world import build_world
 @pytest.fixture
 def world(transactional_db):
     catalogue.forget()
+    with connection.cursor() as cursor:
+        # partitioned and written by COPY alone, so it is outside Django's flush
+        cursor.execute("TRUNCATE usage_record")
     yield build_world()
     close_pools()
 
@@ -23,11 +28,8 @@ def app(world):
 @pytest_asyncio.fixture
 async def agent(app, world):
     """An enrolled agent that has said hello."""
-    from asgiref.sync import sync_to_async
-
     one = TestAgent(app)
-    token = await sync_to_async(world.token)()
-    response = await one.enrol(token)
+    response = await one.enrol(await sync_to_async(world.token)())
     assert response.status == 200, response.body
     await one.hello()
     return one

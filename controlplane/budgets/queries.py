@@ -1,0 +1,173 @@
+"""Reading budgets: the doors, where each stands in its present window, and the leases that are out."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from django.contrib.auth.models import AnonymousUser, User
+from django.db.models import QuerySet
+from django.http import Http404
+
+from controlplane.budgets.models import Budget, BudgetWindow, Lease
+from controlplane.core.period import Calendar, load_zone, window_at
+from controlplane.fleet.models import Agent
+from controlplane.tenants.models import Tenant
+from controlplane.tenants.queries import visible_tenants
+
+# Under this share of a window its spend says nothing about its end.
+FORECAST_FROM = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A budget in its present window. `limit_in_force_nanos` is above the budget's while leases are still out.
+
+    `forecast_nanos` is the spend at the window's end at the present rate, None early in the window.
+    """
+
+    budget: Budget
+    starts_at: datetime
+    ends_at: datetime
+    settled_nanos: int
+    leased_nanos: int
+    limit_in_force_nanos: int
+    forecast_nanos: int | None
+
+    @property
+    def left_nanos(self) -> int:
+        return max(0, self.limit_in_force_nanos - self.settled_nanos - self.leased_nanos)
+
+    @property
+    def state(self) -> str:
+        """`stopped` (hard and nothing left), `over` (soft, passed), `near` (at 80 %), `forecast` (over it), `ok`."""
+        used = self.settled_nanos + self.leased_nanos
+        if self.budget.archived_at is not None:
+            return "archived"
+        if self.settled_nanos >= self.budget.limit_nanos:
+            return "stopped" if self.budget.hard else "over"
+        if 10 * used >= 8 * self.budget.limit_nanos:
+            return "near"
+        if self.forecast_nanos is not None and self.forecast_nanos > self.budget.limit_nanos:
+            return "forecast"
+        return "ok"
+
+    @property
+    def grade(self) -> str:
+        """The chip's state."""
+        grades = {"stopped": "bad", "over": "bad", "near": "risk", "forecast": "risk", "archived": "neutral"}
+        return grades.get(self.state, "ok")
+
+    @property
+    def word(self) -> str:
+        words = {
+            "stopped": "Stopped",
+            "over": "Over limit",
+            "near": "Near limit",
+            "forecast": "Over forecast",
+            "archived": "Archived",
+        }
+        return words.get(self.state, "OK")
+
+    @property
+    def limit_is_lowering(self) -> bool:
+        return self.limit_in_force_nanos > self.budget.limit_nanos
+
+
+@dataclass(frozen=True, slots=True)
+class OutstandingLease:
+    """Money an agent may still spend without asking."""
+
+    lease: Lease
+    agent_name: str
+    pool: str
+    reported_at: datetime | None
+
+
+def visible_budgets(user: User | AnonymousUser) -> QuerySet[Budget]:
+    """Budgets of the tenants that the person may see."""
+    return Budget.objects.filter(tenant__in=visible_tenants(user)).select_related("tenant")
+
+
+def budget_for(user: User | AnonymousUser, budget_id: int) -> Budget:
+    """The only door to a budget. Not allowed and not existing look the same: Http404."""
+    budget = visible_budgets(user).filter(pk=budget_id).first()
+    if budget is None:
+        raise Http404("There is no such budget.")
+    return budget
+
+
+def standings(budgets: Iterable[Budget], now: datetime) -> list[Standing]:
+    """Each budget in its present window, in the order given; one query for all windows.
+
+    A window without a row was never drawn on: nothing is settled in it.
+    """
+    rows = list(budgets)
+    windows = {
+        (window.budget_id, window.starts_at): window
+        for window in BudgetWindow.objects.filter(budget__in=rows, starts_at__lte=now, ends_at__gt=now)
+    }
+    return [_standing(budget, windows, now) for budget in rows]
+
+
+def history(budget: Budget, limit: int = 12) -> list[BudgetWindow]:
+    """The latest windows that were drawn on, newest first."""
+    return list(BudgetWindow.objects.filter(budget=budget).order_by("-starts_at")[:limit])
+
+
+def outstanding_leases(tenants: Sequence[Tenant]) -> list[OutstandingLease]:
+    """Open leases of tenants, the largest first, with the agent that holds each."""
+    leases = list(
+        Lease.objects.filter(tenant__in=tenants, state=Lease.State.OPEN).order_by("-amount_nanos", "id")[:200]
+    )
+    agents = {
+        agent.pk: agent
+        for agent in Agent.objects.filter(pk__in={lease.agent_id for lease in leases}).select_related("pool", "live")
+    }
+    found = []
+    for lease in leases:
+        agent = agents.get(lease.agent_id)
+        live = getattr(agent, "live", None)
+        found.append(
+            OutstandingLease(
+                lease=lease,
+                agent_name=agent.name if agent else f"agent {lease.agent_id}",
+                pool=agent.pool.slug if agent else "",
+                reported_at=live.reported_at if live else None,
+            )
+        )
+    return found
+
+
+def ancestors(tenant: Tenant) -> list[Tenant]:
+    """The tenant's parents, nearest first."""
+    found: list[Tenant] = []
+    at = tenant.parent
+    while at is not None and len(found) < 32:
+        found.append(at)
+        at = at.parent
+    return found
+
+
+def _standing(budget: Budget, windows: dict[tuple[int, datetime], BudgetWindow], now: datetime) -> Standing:
+    span = window_at(load_zone(budget.zone), Calendar(budget.period), now, anchor_day=budget.anchor_day)
+    window = windows.get((budget.pk, span.start))
+    settled = window.settled_nanos if window else 0
+    leased = window.leased_nanos if window else 0
+    limit = max(budget.limit_nanos, settled + leased) if budget.hard else budget.limit_nanos
+    return Standing(
+        budget=budget,
+        starts_at=span.start,
+        ends_at=span.end,
+        settled_nanos=settled,
+        leased_nanos=leased,
+        limit_in_force_nanos=limit,
+        forecast_nanos=_forecast(settled, span.start, span.end, now),
+    )
+
+
+def _forecast(settled_nanos: int, starts_at: datetime, ends_at: datetime, now: datetime) -> int | None:
+    elapsed_us = round((now - starts_at).total_seconds() * 1_000_000)
+    whole_us = round((ends_at - starts_at).total_seconds() * 1_000_000)
+    if whole_us <= 0 or elapsed_us < FORECAST_FROM * whole_us:
+        return None
+    return settled_nanos * whole_us // elapsed_us

@@ -1,0 +1,14 @@
+"""Calendar work of budgets; may run at any time, any number of times."""
+
+from dataclasses import asdict
+from datetime import UTC, datetime
+
+from celery import shared_task
+
+from controlplane.budgets.sweep import sweep
+
+
+@shared_task(name="budgets.sweep")
+def sweep_budgets() -> dict[str, int]:
+    """Rolls windows over, follows limits, closes leases of sealed epochs, notes thresholds."""
+    return asdict(sweep(datetime.now(UTC)))

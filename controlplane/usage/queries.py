@@ -1,0 +1,253 @@
+"""Usage for pages and reports: always rollups and open deltas together, read in one statement, never records' scans."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import numpy as np
+from django.db import connection
+
+from controlplane.core.histogram import Histogram
+from controlplane.core.period import US_PER_QUARTER, from_us, to_us
+from controlplane.core.stage_stack import StageStack
+from controlplane.usage.models import DecisionSample, UsageRecord
+from controlplane.usage.rollup_keys import KEY_COLUMNS, ROLLUP_COLUMNS, SUM_COLUMNS
+from controlplane.usage.sketch import Sketch, merge_groups
+
+DIMENSIONS = KEY_COLUMNS
+# A record arrives within seconds; one of an agent that was cut off may take as long as its spool is kept.
+_USUAL_DELAY = timedelta(days=1)
+_LONGEST_DELAY = timedelta(days=15)
+
+
+@dataclass(frozen=True)
+class Scope:
+    """Which usage: [since, until) by the instant of end; None is every one."""
+
+    since: datetime
+    until: datetime
+    pool_id: int | None = None
+    class_id: int | None = None
+    tenant_ids: Sequence[int] | None = None
+    model_id: int | None = None
+    outcome: int | None = None
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Sums of one group; `key` holds the dimensions that were asked for, and `minute` or `quarter` for series."""
+
+    key: dict[str, Any]
+    requests: int
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    gpu_us: int
+    charge_prompt_nanos: int
+    charge_cached_nanos: int
+    charge_output_nanos: int
+    charge_gpu_nanos: int
+
+    @property
+    def charge_nanos(self) -> int:
+        return self.charge_prompt_nanos + self.charge_cached_nanos + self.charge_output_nanos + self.charge_gpu_nanos
+
+
+@dataclass(frozen=True)
+class Breakdown:
+    """Where requests spent their time: each stage's histogram (and `ttft`), and the end-to-end stack."""
+
+    requests: int
+    stages: dict[str, Histogram]
+    stack: StageStack
+
+
+def _sources(scope: Scope) -> tuple[str, list[Any]]:
+    """The union of the levels that cover the scope exactly: quarters inside, minutes at the edges, open deltas."""
+    first = from_us(-(-to_us(scope.since) // US_PER_QUARTER) * US_PER_QUARTER)
+    last = from_us(to_us(scope.until) // US_PER_QUARTER * US_PER_QUARTER)
+    pieces: list[tuple[str, str, datetime, datetime]] = []
+    if first < last:
+        pieces.append(("usage_rollupquarter", "quarter", first, last))
+        pieces.append(("usage_rollupminute", "minute", scope.since, first))
+        pieces.append(("usage_rollupminute", "minute", last, scope.until))
+    else:
+        pieces.append(("usage_rollupminute", "minute", scope.since, scope.until))
+    pieces.append(("usage_rollupdelta", "minute", scope.since, scope.until))
+    where, given = _conditions(scope)
+    selects, parameters = [], []
+    for table, column, since, until in pieces:
+        if since < until:
+            selects.append(
+                f"SELECT {column} AS at, {', '.join(ROLLUP_COLUMNS)} FROM {table}"  # noqa: S608 - names are constants
+                f" WHERE {column} >= %s AND {column} < %s{where}"
+            )
+            parameters += [since, until, *given]
+    return " UNION ALL ".join(selects), parameters
+
+
+def _conditions(scope: Scope) -> tuple[str, list[Any]]:
+    where, given = "", []
+    for column in ("pool_id", "class_id", "model_id", "outcome"):
+        value = getattr(scope, column)
+        if value is not None:
+            where += f" AND {column} = %s"
+            given.append(value)
+    if scope.tenant_ids is not None:
+        where += " AND tenant_id = ANY(%s)"
+        given.append(list(scope.tenant_ids))
+    return where, given
+
+
+def totals(scope: Scope, by: Sequence[str] = ()) -> list[Totals]:
+    """Sums by the dimensions asked for (of DIMENSIONS), in their order; one row of zeros when there is no dimension."""
+    _check_dimensions(by)
+    return _totals(scope, list(by), list(by))
+
+
+def series(scope: Scope, step: timedelta, by: Sequence[str] = ()) -> list[Totals]:
+    """Sums by step of time (key `at`, the step's start) and dimension; `step` is a whole number of minutes.
+
+    Inside quarters of an hour only steps of whole quarters are exact where the scope is longer than three hours, so
+    steps under 15 minutes are read from minutes alone.
+    """
+    _check_dimensions(by)
+    seconds = int(step.total_seconds())
+    if seconds < 60 or seconds % 60:
+        raise ValueError("a step is a whole number of minutes")
+    bucket = f"to_timestamp(floor(extract(epoch FROM at) / {seconds}) * {seconds})"
+    return _totals(scope, [f"{bucket} AS step", *by], ["at", *by], fine=seconds % 900 != 0)
+
+
+def _check_dimensions(by: Sequence[str]) -> None:
+    if wrong := [name for name in by if name not in DIMENSIONS]:
+        raise ValueError(f"usage has no dimension {wrong[0]!r}: use {', '.join(DIMENSIONS)}")
+
+
+def _minutes_only(scope: Scope) -> tuple[str, list[Any]]:
+    where, given = _conditions(scope)
+    selects = [
+        f"SELECT minute AS at, {', '.join(ROLLUP_COLUMNS)} FROM {table}"  # noqa: S608 - names are constants
+        f" WHERE minute >= %s AND minute < %s{where}"
+        for table in ("usage_rollupminute", "usage_rollupdelta")
+    ]
+    return " UNION ALL ".join(selects), [scope.since, scope.until, *given] * 2
+
+
+def _totals(scope: Scope, expressions: list[str], names: list[str], *, fine: bool = False) -> list[Totals]:
+    source, parameters = _minutes_only(scope) if fine else _sources(scope)
+    sums = ", ".join(f"coalesce(sum({name}), 0)::bigint" for name in SUM_COLUMNS)
+    columns = ", ".join([*expressions, sums])
+    grouping = ", ".join(str(at + 1) for at in range(len(expressions)))
+    sql = f"SELECT {columns} FROM ({source}) AS u"  # noqa: S608 - names are constants
+    if grouping:
+        sql += f" GROUP BY {grouping} ORDER BY {grouping}"
+    with connection.cursor() as cursor:
+        cursor.execute(sql, parameters)
+        return [Totals(dict(zip(names, row, strict=False)), *row[len(names) :]) for row in cursor.fetchall()]
+
+
+def breakdown(
+    pool_id: int | None,
+    since: datetime,
+    until: datetime,
+    *,
+    class_id: int | None = None,
+    tenant_ids: Sequence[int] | None = None,
+    outcome: int | None = None,
+) -> Breakdown:
+    """Merged histograms and stack of the requests that ended in [since, until)."""
+    return breakdowns(Scope(since, until, pool_id, class_id, tenant_ids, outcome=outcome)).get((), _nothing())
+
+
+def _nothing() -> Breakdown:
+    empty = Sketch()
+    return Breakdown(0, empty.histograms, empty.stack)
+
+
+def breakdowns(scope: Scope, by: Sequence[str] = ()) -> dict[tuple[int, ...], Breakdown]:
+    """Breakdowns by the values of the dimensions asked for."""
+    _check_dimensions(by)
+    source, parameters = _sources(scope)
+    columns = ", ".join([*by, "requests", "stages"])
+    with connection.cursor() as cursor:
+        cursor.execute(f"SELECT {columns} FROM ({source}) AS u", parameters)  # noqa: S608 - names are constants
+        rows = cursor.fetchall()
+    keys = sorted({row[: len(by)] for row in rows})
+    number = {key: at for at, key in enumerate(keys)}
+    groups = np.array([number[row[: len(by)]] for row in rows], dtype=np.int64)
+    merged = merge_groups(groups, len(keys), [bytes(row[-1]) for row in rows])
+    requests = np.bincount(groups, weights=[row[-2] for row in rows], minlength=len(keys)) if keys else []
+    return {key: _breakdown(int(count), blob) for key, count, blob in zip(keys, requests, merged, strict=True)}
+
+
+def _breakdown(requests: int, blob: bytes) -> Breakdown:
+    sketch = Sketch.from_bytes(blob)
+    return Breakdown(requests, sketch.histograms, sketch.stack)
+
+
+@dataclass(frozen=True)
+class Refusals:
+    """Refusals of one reason (`core.reasons`), counted exactly by minute of arrival."""
+
+    key: dict[str, Any]
+    count: int
+
+
+def refusals(scope: Scope, by: Sequence[str] = ("reason",)) -> list[Refusals]:
+    """Refusal counts by `reason`, `tenant_id`, `class_id`, `pool_id` or `minute`."""
+    allowed = ("reason", "tenant_id", "class_id", "pool_id", "minute")
+    if wrong := [name for name in by if name not in allowed]:
+        raise ValueError(f"refusals have no dimension {wrong[0]!r}: use {', '.join(allowed)}")
+    where, given = _conditions(Scope(scope.since, scope.until, scope.pool_id, scope.class_id, scope.tenant_ids))
+    names = ", ".join(by)
+    sql = (
+        f"SELECT {names + ', ' if names else ''}coalesce(sum(count), 0)::bigint FROM usage_refusalminute"  # noqa: S608
+        f" WHERE minute >= %s AND minute < %s{where}"
+    )
+    if names:
+        sql += f" GROUP BY {names} ORDER BY {names}"
+    with connection.cursor() as cursor:
+        cursor.execute(sql, [scope.since, scope.until, *given])
+        return [Refusals(dict(zip(by, row, strict=False)), row[-1]) for row in cursor.fetchall()]
+
+
+@dataclass(frozen=True)
+class RequestStory:
+    """What is known of one request: its records (one per closed attempt) and, where it was kept, the decision."""
+
+    records: list[UsageRecord]
+    sample: DecisionSample | None
+
+
+def find_request(request_id: uuid.UUID, *, now: datetime) -> RequestStory:
+    """The records and the decision sample of a request.
+
+    Records have no index by id; a version 7 id says when the request arrived, so only the partitions that can hold it
+    are read: those of the first day, and of the time that a cut-off agent may need when nothing was there.
+    """
+    arrived = _arrival(request_id)
+    sample = DecisionSample.objects.filter(request_id=request_id).first()
+    if arrived is None:
+        arrived = sample.at if sample is not None else now - _USUAL_DELAY
+    begin = arrived - timedelta(minutes=10)
+    for delay in (_USUAL_DELAY, _LONGEST_DELAY):
+        found = UsageRecord.objects.filter(
+            received_at__gte=begin,
+            received_at__lt=min(arrived + delay, now + timedelta(minutes=1)),
+            request_id=request_id,
+        )
+        records = list(found.order_by("attempt"))
+        if records:
+            return RequestStory(records, sample)
+    return RequestStory([], sample)
+
+
+def _arrival(request_id: uuid.UUID) -> datetime | None:
+    if request_id.version != 7:
+        return None
+    return datetime.fromtimestamp((request_id.int >> 80) / 1000, UTC)

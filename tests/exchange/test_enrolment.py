@@ -1,0 +1,75 @@
+"""Enrolment: a token makes one agent, a lost answer costs nothing, slots are bound floors first."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from asgiref.sync import sync_to_async
+
+from controlplane.audit.models import AuditEntry
+from controlplane.fleet.models import Agent, Slot, SlotInterval, SlotTenure
+from controlplane.wire.report import Enrolled
+from tests import factories
+from tests.exchange.door import TestAgent
+
+
+async def test_binds_slots_floors_first_and_opens_their_tenure(app, world):
+    one, two = TestAgent(app), TestAgent(app)
+    await one.enrol(await sync_to_async(world.token)(), "gpu-1", slots=6)
+    await two.enrol(await sync_to_async(world.token)(), "gpu-2", slots=8)
+
+    def state():
+        bound = {
+            agent_id: list(Slot.objects.filter(agent_id=agent_id).order_by("name").values_list("band", flat=True))
+            for agent_id in (one.id, two.id)
+        }
+        owners = dict(SlotInterval.objects.filter(ended_at=None).values_list("slot__band", "owner_class"))
+        return bound, owners, SlotTenure.objects.filter(ended_at=None).count(), AuditEntry.objects.count()
+
+    bound, owners, tenures, entries = await sync_to_async(state)()
+    assert sorted(bound[one.id]) == ["batch"] * 2 + ["interactive"] * 4
+    assert bound[two.id] == ["flex", "flex"]
+    assert owners == {"interactive": "chat", "batch": "bulk", "flex": "chat"}
+    assert (tenures, entries) == (8, 2)
+
+
+async def test_same_token_and_key_answer_the_same(app, world):
+    one = TestAgent(app)
+    token = await sync_to_async(world.token)()
+    first = (await one.enrol(token)).read(Enrolled)
+    again = (await one.enrol(token)).read(Enrolled)
+    assert again == first
+    assert await sync_to_async(Agent.objects.count)() == 1
+
+
+async def test_another_key_with_a_used_token_is_refused(app, world):
+    token = await sync_to_async(world.token)()
+    await TestAgent(app).enrol(token)
+    response = await TestAgent(app).enrol(token, "gpu-2")
+    assert (response.status, response.problem.code) == (409, "token_used")
+
+
+async def test_expired_unknown_and_malformed(app, world):
+    expired = await sync_to_async(world.token)(lives=timedelta(seconds=-1))
+    assert (await TestAgent(app).enrol(expired)).problem.code == "token_expired"
+    assert (await TestAgent(app).enrol("nothing")).problem.code == "token_unknown"
+    token = await sync_to_async(world.token)()
+    assert (await TestAgent(app).enrol(token, "")).problem.code == "unreadable"
+    # a refusal uses no token up
+    assert (await TestAgent(app).enrol(token, "gpu-1")).status == 200
+
+
+async def test_a_name_in_use_is_refused_and_the_token_stays_good(app, world):
+    await sync_to_async(factories.agent)(world.pool, "gpu-1")
+    token = await sync_to_async(world.token)()
+    assert (await TestAgent(app).enrol(token, "gpu-1")).problem.code == "conflict"
+    assert (await TestAgent(app).enrol(token, "gpu-2")).status == 200
+
+
+async def test_an_agent_that_waits_for_approval_may_not_say_hello(app, world, settings):
+    settings.AGENT_APPROVAL = True
+    one = TestAgent(app)
+    enrolled = (await one.enrol(await sync_to_async(world.token)())).read(Enrolled)
+    assert enrolled.approved is False
+    response = await one.signed("POST", "/agent/v1/hello", b'{"software":"0.1.0","boot_id":"b"}', epoch=0)
+    assert (response.status, response.problem.code) == (403, "unknown_agent")
