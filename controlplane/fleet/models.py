@@ -150,6 +150,8 @@ class AgentLive(models.Model):
 
 
 class Slot(models.Model):
+    """`removed_at`: taken out of the pool by a person; the row stays for its history and may come back by its name."""
+
     class Band(models.TextChoices):
         INTERACTIVE = "interactive"
         BATCH = "batch"
@@ -163,6 +165,7 @@ class Slot(models.Model):
     places = models.PositiveIntegerField(default=4)
     kv_tokens = models.PositiveIntegerField(default=60_000)
     gpu_share_ppm = models.PositiveIntegerField(default=1_000_000)
+    removed_at = models.DateTimeField(null=True, blank=True)
     version = models.IntegerField(default=1)
 
     class Meta:

@@ -1,0 +1,142 @@
+"""Reading jobs: the door by person, what remains of each, and the backlog that the flex band is judged by."""
+
+import uuid
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from django.contrib.auth.models import AnonymousUser, User
+from django.db.models import QuerySet
+from django.http import Http404
+
+from controlplane.core.estimate import WorkRates, raw_gpu_us
+from controlplane.fleet.models import Pool
+from controlplane.jobs.models import Job
+from controlplane.tenants.access import member_of
+from controlplane.tenants.queries import visible_tenants
+from controlplane.tenants.roles import Role
+
+# From so many completed items on, what they took is a better estimate than tokens times constants.
+LEARNT_FROM_ITEMS = 20
+MISSED_GRACE = timedelta(minutes=30)
+
+
+def visible_jobs(user: User | AnonymousUser) -> QuerySet[Job]:
+    """All jobs for staff, those of the own tenant for a tenant's member."""
+    rows = Job.objects.select_related("tenant", "workload_class", "pool__model")
+    member = member_of(user)
+    if member is None:
+        return rows.none()
+    return rows.filter(tenant__in=visible_tenants(user)) if member.role == Role.TENANT else rows
+
+
+def job_for(user: User | AnonymousUser, job_uuid: uuid.UUID) -> Job:
+    """The only door to a job. Not allowed and not existing look the same: Http404."""
+    job = visible_jobs(user).filter(uuid=job_uuid).first()
+    if job is None:
+        raise Http404("There is no such job.")
+    return job
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """GPU time of one item: from what the completed ones took (`learnt`), or from tokens times the pool's constants."""
+
+    gpu_us_per_item: int
+    learnt: bool
+
+
+def estimate_of(job: Job, pool: Pool) -> Estimate:
+    """The job's current estimate. GPU time of failed items counts too: they took it."""
+    if job.items_completed >= LEARNT_FROM_ITEMS and job.gpu_us_done > 0:
+        return Estimate(max(1, round(job.gpu_us_done / job.items_completed)), learnt=True)
+    rates = WorkRates(pool.prefill_us_per_token, pool.decode_us_per_token)
+    return Estimate(max(1, raw_gpu_us(rates, job.prompt_tokens, job.expected_output_tokens)), learnt=False)
+
+
+def unfinished_items(job: Job) -> int:
+    return max(job.items - job.items_completed - job.items_failed, 0)
+
+
+def remaining_gpu_us(job: Job, pool: Pool) -> int:
+    """Unfinished items x current estimate; 0 for a job that ended."""
+    if job.state != Job.State.RUNNING:
+        return 0
+    return unfinished_items(job) * estimate_of(job, pool).gpu_us_per_item
+
+
+def backlog(pool_id: int, now: datetime) -> list[tuple[int, datetime | None]]:
+    """(remaining GPU time in us, deadline) of every job of the pool that still counts, in order of its deadline.
+
+    A job without a deadline is best effort: it is listed with None and is never a reason to lend. A job that missed
+    its deadline counts for MISSED_GRACE and then leaves.
+    """
+    return [(remaining_us, job.deadline) for job, remaining_us in backlog_jobs(pool_id, now)]
+
+
+def backlog_jobs(pool_id: int, now: datetime) -> list[tuple[Job, int]]:
+    """The jobs behind `backlog`, each with its remaining GPU time in us."""
+    rows = Job.objects.filter(pool_id=pool_id, state=Job.State.RUNNING).select_related("pool")
+    counted = [job for job in rows if job.deadline is None or now - job.deadline < MISSED_GRACE]
+    last = datetime.max.replace(tzinfo=now.tzinfo)
+    counted.sort(key=lambda job: (job.deadline or last, job.pk))
+    pairs = [(job, remaining_gpu_us(job, job.pool)) for job in counted]
+    return [(job, remaining_us) for job, remaining_us in pairs if remaining_us > 0]
+
+
+@dataclass(frozen=True, slots=True)
+class JobStatus:
+    """A job with its arithmetic. `required_slots` is what its own deadline asks for, None without one or past it.
+
+    `standing` is one of waiting, running, completed, cancelled, missed, best_effort.
+    """
+
+    job: Job
+    estimate: Estimate
+    unfinished: int
+    remaining_us: int
+    time_left_us: int | None
+    required_slots: float | None
+    standing: str
+
+    @property
+    def done_ratio(self) -> float:
+        return (self.job.items_completed + self.job.items_failed) / self.job.items
+
+    @property
+    def grade(self) -> str:
+        """How a chip shows it."""
+        return {"missed": "bad", "waiting": "neutral", "cancelled": "neutral"}.get(self.standing, "ok")
+
+    @property
+    def word(self) -> str:
+        words = {"missed": "Deadline missed", "best_effort": "Best effort"}
+        return words.get(self.standing, self.standing.capitalize())
+
+
+def status_of(job: Job, now: datetime) -> JobStatus:
+    remaining_us = remaining_gpu_us(job, job.pool)
+    left_us = None if job.deadline is None else (job.deadline - now) // timedelta(microseconds=1)
+    required = remaining_us / left_us if left_us is not None and left_us > 0 and remaining_us else None
+    return JobStatus(
+        job=job,
+        estimate=estimate_of(job, job.pool),
+        unfinished=unfinished_items(job),
+        remaining_us=remaining_us,
+        time_left_us=left_us,
+        required_slots=required,
+        standing=_standing(job, now),
+    )
+
+
+def _standing(job: Job, now: datetime) -> str:
+    ended = job.finished_at or now
+    missed = job.deadline is not None and ended > job.deadline
+    if job.state == Job.State.CANCELLED:
+        return "cancelled"
+    if missed:
+        return "missed"
+    if job.state == Job.State.COMPLETED:
+        return "completed"
+    if job.deadline is None:
+        return "best_effort"
+    return "waiting" if job.first_attempt_at is None else "running"
