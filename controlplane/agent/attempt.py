@@ -1,0 +1,60 @@
+"""One attempt of a call on a backend: what comes back is handed to the client and noted with its instant."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from controlplane.agent.backends.base import Failure, Run, TokenUsage
+
+if TYPE_CHECKING:
+    from controlplane.agent.call import Call
+    from controlplane.agent.engine import Engine
+
+
+class Attempt:
+    """The sink of one attempt. What an abandoned attempt still says is not listened to."""
+
+    __slots__ = ("call", "engine", "run", "serial")
+
+    def __init__(self, engine: Engine, call: Call, serial: int) -> None:
+        self.engine = engine
+        self.call = call
+        self.serial = serial
+        self.run: Run | None = None
+
+    @property
+    def live(self) -> bool:
+        return self.call.attempt is self and not self.call.closed
+
+    def prefill_began(self) -> None:
+        if self.live:
+            self.call.prefill_us = self.engine.clock.now_us()
+
+    def chunk(self, data: bytes, tokens: int) -> None:
+        call = self.call
+        if call.attempt is not self or call.closed:
+            return
+        engine = self.engine
+        if not call.head_sent:
+            call.head_sent = True
+            call.exchange.begin_stream(engine.headers_of(call))
+        call.exchange.write(data)
+        if tokens:
+            now_us = engine.clock.now_us()
+            if not call.first_us:
+                call.first_us = now_us
+            call.last_us = now_us
+            call.output_tokens += tokens
+        engine.produced(call, tokens)
+
+    def finished(self, usage: TokenUsage, body: bytes) -> None:
+        if self.live:
+            self.engine.finish(self.call, usage, body)
+
+    def failed(self, failure: Failure) -> None:
+        if self.live:
+            self.engine.fail(self.call, failure)
+
+    def cancel(self) -> None:
+        if self.run is not None:
+            self.run.cancel()

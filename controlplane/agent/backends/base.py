@@ -1,0 +1,100 @@
+"""What the engine asks of a backend: start a request on a slot, tell what comes back, cancel promptly."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(slots=True)
+class BackendRequest:
+    """One attempt as it is sent to a backend.
+
+    `body` is the client's own JSON; a backend that forwards it adds `max_output_tokens`, `include_usage` and
+    `priority` and nothing else. `ignore_eos` asks for exactly the limit.
+    """
+
+    request_id: str
+    path: str
+    body: bytes
+    model: str
+    slot_id: int
+    stream: bool
+    wants_usage: bool
+    prompt_tokens: int
+    max_output_tokens: int
+    n: int
+    priority: int
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TokenUsage:
+    """Tokens as the backend counted them; `estimated` when the agent had to count chunks itself."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    estimated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why an attempt failed. `status` and `body` are the upstream's own answer where it gave one (4xx passes as it is).
+
+    `retryable` says that nothing of it can have had an effect that a second attempt would double.
+    """
+
+    detail: str
+    retryable: bool
+    status: int = 502
+    body: bytes = b""
+    content_type: bytes = b"application/json"
+
+
+class Sink(Protocol):
+    """Where a backend tells an attempt's progress; nothing is told after `cancel`, `finished` or `failed`."""
+
+    def prefill_began(self) -> None:
+        """The prompt is being worked on."""
+
+    def chunk(self, data: bytes, tokens: int) -> None:
+        """Bytes of a stream, unchanged, holding whole events; `tokens` 0 when they carry no output."""
+
+    def finished(self, usage: TokenUsage, body: bytes) -> None:
+        """The attempt ended well; `body` is the whole answer of a request that is not streamed."""
+
+    def failed(self, failure: Failure) -> None:
+        """The attempt ended badly."""
+
+
+class Run(Protocol):
+    """A running attempt."""
+
+    def cancel(self) -> None:
+        """Stop now; the sink hears nothing more."""
+
+    def pause(self) -> None:
+        """The client reads slower than bytes come."""
+
+    def resume(self) -> None:
+        """The client reads again."""
+
+
+class Backend(Protocol):
+    """An inference server, or the simulation of one. Everything runs on the agent's event loop."""
+
+    cancels_promptly: bool
+
+    async def open(self) -> None:
+        """Make it ready. Raises AgentError when it cannot be."""
+
+    async def close(self) -> None:
+        """End everything."""
+
+    def set_slots(self, slots: dict[int, int]) -> None:
+        """The slots of this agent and the KV tokens of each."""
+
+    def start(self, request: BackendRequest, sink: Sink) -> Run:
+        """Begin an attempt; the sink is never called from within this call."""
+
+    def count_prompt(self, serialised: bytes) -> int | None:
+        """Tokens of a serialised prompt by the backend's own tokenizer, None where it does not answer at once."""

@@ -1,0 +1,118 @@
+"""One request on this agent, from its last byte to its record."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from controlplane.agent.api_body import ApiBody
+from controlplane.agent.objectives import Judge
+from controlplane.agent.registry import FREE_CARD, ClassEntry, KeyEntry, TenantEntry
+from controlplane.core.pricing import RateCard
+from controlplane.core.queued_request import QueuedRequest
+from controlplane.core.reservations import Reservation
+from controlplane.wire.report import UsageRow
+
+if TYPE_CHECKING:
+    from controlplane.agent.agent_slot import AgentSlot
+    from controlplane.agent.attempt import Attempt
+    from controlplane.core.estimate import DemandEstimate
+
+
+class Exchange(Protocol):
+    """The client's side of a request as the gateway holds it. After the client is gone every call does nothing."""
+
+    path: str
+    body: bytes
+    bearer: bytes
+    asked_class: str
+    job: str
+    client_request_id: str
+    call: Call | None
+
+    def respond(
+        self, status: int, body: bytes, headers: bytes = b"", content_type: bytes = b"application/json"
+    ) -> None:
+        """The whole answer at once; `headers` are whole lines."""
+
+    def begin_stream(self, headers: bytes) -> None:
+        """Status 200 and the head of an event stream."""
+
+    def write(self, data: bytes) -> None:
+        """Bytes of the stream."""
+
+    def end_stream(self, *, close: bool = False) -> None:
+        """The stream is whole; with `close` the connection ends with it."""
+
+
+class Call:
+    """Everything about one request; times are `Clock.now_us()`, 0 is not yet."""
+
+    __slots__ = (
+        "admitted_us", "arrived_us", "asked", "asked_output", "attempt", "body", "bound_nanos", "card", "closed",
+        "deadline_us", "dispatched_us", "downgraded", "estimate", "estimated_wait_us", "exchange", "expected_output",
+        "first_dispatch_us", "first_us", "fits_drain", "gpu_us", "head_sent", "ignore_eos", "judges", "key", "klass",
+        "kv_tokens", "last_us", "lease_deadline_us", "max_output_tokens", "model", "n", "opened", "output_tokens",
+        "parsed_us", "path", "preemptible", "prefill_us", "prompt_bytes", "prompt_tokens", "queued", "raw_gpu_us",
+        "request_id", "reservation", "revision", "serial", "slot", "stream", "tenant", "wants_usage",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        serial: int,
+        request_id: str,
+        exchange: Exchange,
+        parsed: ApiBody,
+        *,
+        key: KeyEntry,
+        tenant: TenantEntry,
+        klass: ClassEntry,
+        arrived_us: int,
+    ) -> None:
+        self.serial = serial
+        self.request_id = request_id
+        self.exchange = exchange
+        self.path = exchange.path
+        self.body = exchange.body
+        self.key = key
+        self.tenant = tenant
+        self.klass = klass
+        self.asked = klass
+        self.arrived_us = arrived_us
+        self.stream = bool(parsed.stream)
+        options = parsed.stream_options
+        self.wants_usage = options is not None and bool(options.include_usage)
+        self.ignore_eos = bool(parsed.ignore_eos)
+        self.model = parsed.model
+        self.n = parsed.n or 1
+        self.prompt_bytes = 0
+        self.prompt_tokens = 0
+        asked = parsed.max_completion_tokens if parsed.max_completion_tokens is not None else parsed.max_tokens
+        self.asked_output = 0 if asked is None else asked
+        self.max_output_tokens = self.asked_output
+        self.kv_tokens = self.gpu_us = 0
+        self.preemptible = self.fits_drain = False
+        self.deadline_us: int | None = None
+        self.expected_output = 0
+        self.estimate: DemandEstimate | None = None
+        self.raw_gpu_us = 0
+        self.card: RateCard = FREE_CARD
+        self.bound_nanos = 0
+        self.revision = 0
+        self.judges: tuple[Judge, ...] = ()
+        self.reservation: Reservation | None = None
+        self.queued: QueuedRequest | None = None
+        self.slot: AgentSlot | None = None
+        self.attempt: Attempt | None = None
+        self.downgraded = False
+        self.closed = False
+        self.head_sent = False
+        self.opened: UsageRow | None = None
+        self.estimated_wait_us: int | None = 0
+        self.lease_deadline_us = 0
+        self.output_tokens = 0
+        self.parsed_us = self.admitted_us = self.first_dispatch_us = self.dispatched_us = 0
+        self.prefill_us = self.first_us = self.last_us = 0
+
+    @property
+    def running(self) -> bool:
+        return self.slot is not None

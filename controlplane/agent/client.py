@@ -1,0 +1,133 @@
+"""The agent's outbound calls: enrol, hello, report, lease and policy pull. Everything after enrolment is signed."""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import aiohttp
+import msgspec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from controlplane.agent.errors import Refused, Unreachable
+from controlplane.wire import signing
+from controlplane.wire.report import (
+    Answer,
+    Enrol,
+    Enrolled,
+    Hello,
+    Helloed,
+    LeaseAnswer,
+    LeaseRequest,
+    Problem,
+)
+
+MAX_ANSWER_BYTES = 64 * 1024 * 1024
+CONNECT_TIMEOUT_S = 5.0
+CALL_TIMEOUT_S = 15.0
+LEASE_TIMEOUT_S = 2.0
+
+T = TypeVar("T")
+
+
+class ControlPlane:
+    """One keep-alive session to the control plane. Raises Unreachable or Refused, nothing else."""
+
+    def __init__(self, base_url: str, key: Ed25519PrivateKey, agent: str, now_us: Callable[[], int]) -> None:
+        self._base = base_url.rstrip("/")
+        self._key = key
+        self.agent = agent
+        self._now_us = now_us
+        self._session: aiohttp.ClientSession | None = None
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def enrol(self, enrol: Enrol) -> Enrolled:
+        body = msgspec.json.encode(enrol)
+        answer = await self._call("POST", "/agent/v1/enrol", body, {})
+        return _decoded(answer, Enrolled)
+
+    async def hello(self, hello: Hello) -> Helloed:
+        body = msgspec.json.encode(hello)
+        return _decoded(await self._signed("POST", "/agent/v1/hello", body, epoch=0), Helloed)
+
+    async def report(self, body: bytes, *, epoch: int, seq: int) -> Answer:
+        """Send the exact bytes of a report; a repeat is answered like the first."""
+        return _decoded(await self._signed("POST", "/agent/v1/report", body, epoch=epoch, seq=seq), Answer)
+
+    async def lease(self, request: LeaseRequest, *, epoch: int) -> LeaseAnswer:
+        body = msgspec.json.encode(request)
+        answer = await self._signed("POST", "/agent/v1/lease", body, epoch=epoch, timeout_s=LEASE_TIMEOUT_S)
+        return _decoded(answer, LeaseAnswer)
+
+    async def policy(self, digest: str, *, epoch: int) -> bytes:
+        """The signed bundle as it was sent."""
+        return await self._signed("GET", f"/agent/v1/policy/{digest}", b"", epoch=epoch)
+
+    async def _signed(
+        self,
+        method: str,
+        path: str,
+        body: bytes,
+        *,
+        epoch: int,
+        seq: int | None = None,
+        timeout_s: float = CALL_TIMEOUT_S,
+    ) -> bytes:
+        stamp = self._now_us() if seq is None else seq
+        message = signing.request_message(method=method, path=path, body=body, epoch=epoch, stamp=stamp)
+        headers = {
+            signing.AGENT_HEADER: self.agent,
+            signing.EPOCH_HEADER: str(epoch),
+            signing.TIME_HEADER if seq is None else signing.SEQ_HEADER: str(stamp),
+            signing.SIGNATURE_HEADER: signing.to_text(signing.sign(self._key, message)),
+        }
+        return await self._call(method, path, body, headers, timeout_s)
+
+    async def _call(
+        self, method: str, path: str, body: bytes, headers: dict[str, str], timeout_s: float = CALL_TIMEOUT_S
+    ) -> bytes:
+        if self._session is None:
+            # Proxies of the environment are not used: the control plane is named on the command line.
+            self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=4), trust_env=False)
+        if body:
+            headers = {**headers, "content-type": "application/json"}
+        timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S)
+        try:
+            async with self._session.request(
+                method, self._base + path, data=body or None, headers=headers, timeout=timeout, allow_redirects=False
+            ) as response:
+                answer = await _read_bounded(response, path)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise Unreachable(f"{method} {self._base}{path}: {error or type(error).__name__}") from error
+        if response.status >= 400:
+            raise _problem(response.status, answer)
+        if response.status != 200:
+            raise Unreachable(f"{method} {self._base}{path}: unexpected status {response.status}")
+        return answer
+
+
+async def _read_bounded(response: aiohttp.ClientResponse, path: str) -> bytes:
+    parts, size = [], 0
+    async for part in response.content.iter_any():
+        size += len(part)
+        if size > MAX_ANSWER_BYTES:
+            raise Unreachable(f"the answer to {path} is over {MAX_ANSWER_BYTES} bytes")
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _decoded(body: bytes, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.DecodeError as error:
+        raise Unreachable(f"the control plane's answer is not a {kind.__name__}: {error}") from error
+
+
+def _problem(status: int, body: bytes) -> Exception:
+    try:
+        problem = msgspec.json.decode(body, type=Problem)
+    except msgspec.DecodeError:
+        # Not an answer of the control plane but of something in front of it.
+        return Unreachable(f"status {status} without a problem document")
+    return Refused(status, problem.code, problem.detail or problem.title, problem.expected)

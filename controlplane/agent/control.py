@@ -1,0 +1,416 @@
+"""The conversation with the control plane: enrol, hello, report; what the answers bring is put in force.
+
+Nothing here is on a request's path. While the control plane is away the agent works on with its last policy, cuts fewer
+and larger reports, and sends them in order when it is back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections.abc import Callable
+from typing import Final
+
+from controlplane.agent import identity as identities
+from controlplane.agent.client import ControlPlane
+from controlplane.agent.clock import boot_id, boot_us
+from controlplane.agent.engine import Engine
+from controlplane.agent.errors import AgentError, Refused, Retired, Superseded, Unreachable
+from controlplane.agent.identity import Identity
+from controlplane.agent.lease_desk import LeaseDesk
+from controlplane.agent.options import Options
+from controlplane.agent.policy_state import LiveList, PolicyState, Trust
+from controlplane.agent.reporting import cut_last_report, cut_report
+from controlplane.agent.spool import EpochSpool, StoredReport
+from controlplane.agent.spool_store import SpoolStore
+from controlplane.agent.version import SOFTWARE
+from controlplane.wire import signing
+from controlplane.wire.report import Answer, Enrol, Hello
+
+log = logging.getLogger(__name__)
+
+BACKOFF_FIRST_S: Final = 0.5
+BACKOFF_MAX_S: Final = 10.0
+AWAY_CUT_EVERY_US: Final = 60_000_000
+AWAY_CUT_RECORDS: Final = 4_000
+TIDY_EVERY_US: Final = 60_000_000
+PULL_JITTER_S: Final = 0.2
+
+
+def backoff_s(failures: int) -> float:
+    """Full jitter over an exponential bound (AWS architecture blog, "Exponential Backoff And Jitter", 2015)."""
+    bound = min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2 ** min(failures, 10))
+    return random.uniform(bound / 4, bound)  # noqa: S311  spreading load, not a secret
+
+
+class Control:
+    """One agent's side of the protocol."""
+
+    def __init__(
+        self,
+        options: Options,
+        identity: Identity,
+        client: ControlPlane,
+        engine: Engine,
+        store: SpoolStore,
+        policy: PolicyState,
+        live: LiveList,
+    ) -> None:
+        self.options = options
+        self.identity = identity
+        self.client = client
+        self.engine = engine
+        self.store = store
+        self.policy = policy
+        self.live = live
+        self.leases = LeaseDesk(client, engine, self.epoch_now)
+        self.reachable = False
+        self.interval_s = 1.0
+        self.broker = ""
+        self.generation = 0
+        self.last_answer_us = 0
+        self.trouble = "not connected yet"
+        self.on_trust: Callable[[Trust], None] = lambda trust: None
+        self._wake = asyncio.Event()
+        self._sent_s = 0.0
+        self._cut_us = 0
+        self._tidied_us = 0
+        self._pulling: asyncio.Task[None] | None = None
+        self._stopping = False
+
+    def epoch_now(self) -> int:
+        return 0 if self.store.current is None else self.store.current.epoch
+
+    @property
+    def trust(self) -> Trust:
+        stored = self.identity.stored
+        if stored is None:
+            raise AgentError("this agent has not enrolled yet")
+        return Trust(stored.installation, stored.pool, stored.signing_keys)
+
+    def report_now(self) -> None:
+        """Do not wait for the interval to pass."""
+        self._wake.set()
+
+    # -- beginning -----------------------------------------------------------------------------------------------------
+
+    async def begin(self) -> None:
+        """Enrol where needed, restore policy and live list, get an epoch. Returns when requests can be taken."""
+        await self._enrol()
+        self.client.agent = self._stored().agent
+        self.engine.agent_id = self._stored().agent_id
+        self.live.restore(self.trust)
+        document = self.policy.restore(self.trust)
+        if document is not None:
+            self.engine.apply_policy(document, self.live)
+            log.info("revision %d is in force from the last run", document.revision)
+        self.store.recover()
+        await self._hello()
+
+    def _stored(self) -> identities.StoredIdentity:
+        if self.identity.stored is None:
+            raise AgentError("this agent has not enrolled yet")
+        return self.identity.stored
+
+    async def _enrol(self) -> None:
+        if self.identity.stored is not None:
+            return
+        options = self.options
+        if not options.enrol_token:
+            raise AgentError("this agent has not enrolled yet: give it --enrol-token from the Agents page")
+        message = Enrol(
+            token=options.enrol_token,
+            public_key=signing.to_text(self.identity.public_key),
+            name=options.name,
+            software=SOFTWARE,
+            slots=options.slots,
+            address=options.address,
+        )
+        failures = 0
+        while True:
+            try:
+                enrolled = await self.client.enrol(message)
+                break
+            except Refused as refused:
+                raise AgentError(f"enrolment was refused ({refused.code}): {refused.detail}") from refused
+            except Unreachable as error:
+                failures += 1
+                await self._trouble(f"cannot enrol: {error}", failures)
+        self.identity = identities.remember_enrolment(options.state_dir, self.identity, enrolled, options.control_plane)
+        log.info(
+            "enrolled as %s in pool %s%s",
+            enrolled.agent,
+            enrolled.pool,
+            "" if enrolled.approved else ", not approved yet",
+        )
+
+    async def _hello(self) -> None:
+        """Get an epoch, which fences any older process of this agent; takes as long as it takes."""
+        failures = 0
+        while True:
+            old = self.store.unsealed()
+            current = [] if self.store.current is None else [self.store.current]
+            epochs = [spool.epoch for spool in (*old, *current)]
+            message = Hello(software=SOFTWARE, boot_id=boot_id(), spooled_epochs=epochs, address=self.options.address)
+            try:
+                helloed = await self.client.hello(message)
+                break
+            except Refused as refused:
+                if refused.code == "retired":
+                    raise Retired(f"the control plane retired this agent: {refused.detail}") from refused
+                failures += 1
+                await self._trouble(f"hello was refused ({refused.code}): {refused.detail}", failures)
+            except Unreachable as error:
+                failures += 1
+                await self._trouble(f"no hello: {error}", failures)
+        self.reachable, self.trouble = True, ""
+        self.identity = identities.remember_hello(self.options.state_dir, self.identity, helloed)
+        self.engine.agent_id = helloed.agent_id
+        self.interval_s = max(0.05, helloed.interval_ms / 1000)
+        self.broker = self.options.broker or helloed.broker
+        now_us = self.engine.clock.now_us()
+        for epoch, seq in helloed.accepted_through.items():
+            spool = self.store.old.get(int(epoch))
+            if spool is not None:
+                spool.accept(seq, now_us)
+        self.engine.start(self.store.begin(helloed.epoch, now_us))
+        self._cut_us = now_us
+        self.on_trust(self.trust)
+        log.info("epoch %d", helloed.epoch)
+
+    async def _trouble(self, text: str, failures: int) -> None:
+        self.reachable = False
+        if text != self.trouble:
+            log.warning("%s", text)
+        self.trouble = text
+        await asyncio.sleep(backoff_s(failures))
+
+    # -- reports -------------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Report until the process ends. Raises Superseded or Retired when it has to."""
+        old = asyncio.create_task(self._send_old_epochs())
+        try:
+            failures = 0
+            while True:
+                sent = await self._turn()
+                failures = 0 if sent else failures + 1
+                if not sent:
+                    await asyncio.sleep(backoff_s(failures))
+                if old.done() and not old.cancelled():
+                    old.result()
+        finally:
+            old.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await old
+
+    async def _turn(self) -> bool:
+        """Send the oldest report that is not accepted, cutting one when there is none; True when it was taken."""
+        spool = self._current()
+        if spool.gap:
+            await self._hello()
+            return True
+        if not spool.state.reports:
+            await self._pause()
+            self._cut(spool)
+        elif self._away_for_long(spool):
+            self._cut(spool)
+        await asyncio.get_running_loop().run_in_executor(None, spool.sync)
+        self._tidy()
+        return await self._send(spool, spool.state.reports[0])
+
+    def _current(self) -> EpochSpool:
+        spool = self.store.current
+        assert spool is not None, "begin() comes first"
+        return spool
+
+    async def _pause(self) -> None:
+        loop = asyncio.get_running_loop()
+        left_s = self._sent_s + self.interval_s - loop.time()
+        if left_s > 0 and not self._current().state.closed_over(AWAY_CUT_RECORDS):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), left_s)
+        self._wake.clear()
+        self._sent_s = loop.time()
+
+    def _cut(self, spool: EpochSpool) -> None:
+        cut_report(self.engine, spool, self.policy, self.live)
+        self._cut_us = self.engine.clock.now_us()
+
+    def _away_for_long(self, spool: EpochSpool) -> bool:
+        waited_us = self.engine.clock.now_us() - self._cut_us
+        return waited_us >= AWAY_CUT_EVERY_US or spool.state.closed_over(AWAY_CUT_RECORDS)
+
+    def _tidy(self) -> None:
+        now_us = self.engine.clock.now_us()
+        if now_us - self._tidied_us >= TIDY_EVERY_US:
+            self._tidied_us = now_us
+            self.store.tidy(now_us)
+
+    async def _send(self, spool: EpochSpool, report: StoredReport) -> bool:
+        body = spool.body_of(report)
+        sent_boot_us, sent_us = boot_us(), self.engine.clock.now_us()
+        try:
+            answer = await self.client.report(body, epoch=spool.epoch, seq=report.seq)
+        except Unreachable as error:
+            self._lost_touch(str(error))
+            return False
+        except Refused as refused:
+            return await self._refused(spool, report, refused)
+        self.reachable, self.trouble = True, ""
+        now_us = self.engine.clock.now_us()
+        spool.accept(max(answer.accepted_through, report.seq), now_us)
+        self.last_answer_us = now_us
+        self._apply(answer, sent_boot_us=sent_boot_us, sent_us=sent_us)
+        return True
+
+    def _lost_touch(self, text: str) -> None:
+        if self.reachable:
+            log.warning("the control plane is out of reach, working on with the last policy: %s", text)
+        self.reachable, self.trouble = False, text
+
+    async def _refused(self, spool: EpochSpool, report: StoredReport, refused: Refused) -> bool:
+        """A report was not taken; True when the next one may be sent at once."""
+        now_us = self.engine.clock.now_us()
+        if refused.code == "superseded":
+            raise Superseded(
+                "a newer process of this agent runs: this one stops. Start one process per state directory"
+            )
+        if refused.code == "retired":
+            raise Retired(f"the control plane retired this agent: {refused.detail}")
+        if refused.code == "expected" and refused.expected is not None:
+            return self._expected(spool, refused.expected, now_us)
+        if refused.code == "conflict":
+            # The number was taken by other bytes: those count, these stay in the spool for a person to compare.
+            log.critical("report %d of epoch %d conflicts with one that was taken before", report.seq, spool.epoch)
+            spool.accept(report.seq, now_us)
+            return True
+        if refused.code == "sealed":
+            log.error("epoch %d was sealed by the control plane: going on under a new one", spool.epoch)
+            spool.seal(now_us, refused.detail or "sealed by the control plane")
+            if spool is self.store.current:
+                await self._hello()
+            return True
+        self._lost_touch(f"report {report.seq} was refused: {refused}")
+        log.error("report %d was refused: %s", report.seq, refused)
+        return False
+
+    def _expected(self, spool: EpochSpool, expected: int, now_us: int) -> bool:
+        if expected > spool.state.last_seq:
+            spool.accept(spool.state.last_seq, now_us)
+            return True
+        if expected <= spool.state.accepted_through:
+            # The control plane was restored from a backup: it gets again what it lost.
+            if spool.state.rewind(expected):
+                log.warning("resending from report %d of epoch %d", expected, spool.epoch)
+                return True
+            log.critical("report %d of epoch %d is asked for and not kept any more", expected, spool.epoch)
+            return False
+        spool.accept(expected - 1, now_us)
+        return True
+
+    # -- what an answer brings -----------------------------------------------------------------------------------------
+
+    def _apply(self, answer: Answer, *, sent_boot_us: int, sent_us: int) -> None:
+        engine, now_us = self.engine, self.engine.clock.now_us()
+        self.interval_s = max(0.05, answer.interval_ms / 1000)
+        self.generation = max(self.generation, answer.generation)
+        engine.flex.apply(answer.grants, sent_boot_us=sent_boot_us)
+        engine.leases.apply(answer.leases, answer.exhausted, asked_us=sent_us, now_us=now_us)
+        if answer.shares:
+            engine.registry.apply_shares(answer.shares, now_us)
+        if answer.live is not None and self.live.apply(answer.live, self.trust):
+            engine.apply_live(self.live)
+        if answer.quarantined:
+            log.warning("the control plane set %d rows aside: see the audit page", answer.quarantined)
+        engine.draining = answer.drain or self._stopping
+        self.pull(answer.revision, answer.digest)
+        engine.pump(now_us)
+
+    def pull(self, revision: int, digest: str, *, jitter: bool = False) -> None:
+        """Fetch a newer revision unless that is under way."""
+        if self.policy.wants(revision, digest) and (self._pulling is None or self._pulling.done()):
+            self._pulling = asyncio.create_task(self._pull(digest, jitter))
+
+    async def _pull(self, digest: str, jitter: bool) -> None:
+        if jitter:
+            await asyncio.sleep(random.uniform(0, PULL_JITTER_S))  # noqa: S311  spreading load, not a secret
+        try:
+            bundle = await self.client.policy(digest, epoch=self.epoch_now())
+        except (Unreachable, Refused) as error:
+            log.warning("policy %s could not be pulled: %s", digest[:12], error)
+            return
+        document = self.policy.consider(bundle, digest, self.trust, now_us=self.engine.clock.now_us())
+        if document is None:
+            log.error("revision %s refused: %s", self.policy.refused_revision, self.policy.refused_reason)
+        else:
+            self.engine.apply_policy(document, self.live)
+            log.info("revision %d applied", document.revision)
+        self.report_now()
+
+    # -- old epochs ----------------------------------------------------------------------------------------------------
+
+    async def _send_old_epochs(self) -> None:
+        """Send what earlier processes spooled, under their numbers, and seal their epochs; oldest first."""
+        failures = 0
+        while True:
+            spools = self.store.unsealed()
+            if not spools:
+                await asyncio.sleep(1.0)
+                continue
+            sent = await self._send_old(spools[0])
+            failures = 0 if sent else failures + 1
+            if not sent:
+                await asyncio.sleep(backoff_s(failures))
+
+    async def _send_old(self, spool: EpochSpool) -> bool:
+        state, now_us = spool.state, self.engine.clock.now_us()
+        if not state.reports:
+            if state.accepted and state.accepted[-1].seal:
+                spool.seal(now_us)
+                log.info("epoch %d is sealed at report %d", spool.epoch, state.last_seq)
+                return True
+            lost = len(state.opened)
+            cut_last_report(spool, now_us)
+            if lost:
+                log.warning(
+                    "epoch %d: %d requests were in flight when its process ended: closed as lost", spool.epoch, lost
+                )
+        await asyncio.get_running_loop().run_in_executor(None, spool.sync)
+        report = state.reports[0]
+        try:
+            answer = await self.client.report(spool.body_of(report), epoch=spool.epoch, seq=report.seq)
+        except Unreachable:
+            return False
+        except Refused as refused:
+            if refused.code == "superseded":
+                log.error("epoch %d cannot be sent: %s", spool.epoch, refused)
+                return False
+            return await self._refused(spool, report, refused)
+        spool.accept(max(answer.accepted_through, report.seq), self.engine.clock.now_us())
+        return True
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    async def end(self, within_s: float) -> None:
+        """The last report: everything, with the seal. What does not get through waits in the spool."""
+        self._stopping = True
+        spool = self.store.current
+        if spool is None or spool.gap:
+            return
+        cut_report(self.engine, spool, self.policy, self.live, seal=True)
+        spool.sync()
+        loop = asyncio.get_running_loop()
+        until = loop.time() + within_s
+        while spool.state.reports and loop.time() < until:
+            try:
+                async with asyncio.timeout(max(0.1, until - loop.time())):
+                    sent = await self._send(spool, spool.state.reports[0])
+            except (TimeoutError, AgentError):
+                return
+            if not sent:
+                await asyncio.sleep(0.2)
+        if not spool.state.reports:
+            spool.seal(self.engine.clock.now_us())

@@ -1,0 +1,41 @@
+"""Framing of the journal: length and CRC-32 before every entry, so that a file cut off at any byte reads clean."""
+
+import struct
+import zlib
+from dataclasses import dataclass
+
+HEADER = struct.Struct("<II")
+FRAME_BYTES_MAX = 64 * 1024 * 1024
+
+
+def frame(payload: bytes) -> bytes:
+    """One entry as it stands in the file."""
+    return HEADER.pack(len(payload), zlib.crc32(payload)) + payload
+
+
+@dataclass(frozen=True)
+class FramesRead:
+    """Whole entries from the start as (offset of the payload, payload), and the bytes they take.
+
+    `valid_bytes` below the file's size means that the rest is the torn tail of an interrupted write, or damage.
+    """
+
+    entries: list[tuple[int, bytes]]
+    valid_bytes: int
+
+
+def read_frames(data: bytes) -> FramesRead:
+    """Entries up to the first that is cut off or whose checksum does not hold."""
+    entries: list[tuple[int, bytes]] = []
+    at = 0
+    while at + HEADER.size <= len(data):
+        length, crc = HEADER.unpack_from(data, at)
+        start, end = at + HEADER.size, at + HEADER.size + length
+        if length > FRAME_BYTES_MAX or end > len(data):
+            break
+        payload = data[start:end]
+        if zlib.crc32(payload) != crc:
+            break
+        entries.append((start, payload))
+        at = end
+    return FramesRead(entries, at)

@@ -1,0 +1,331 @@
+"""Where requests are offered: key, body, snapshot, decision. Refusals are answered here, the rest is the engine's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from hashlib import sha256
+from typing import TYPE_CHECKING, Final
+
+from controlplane.agent.answers import bad_request, error_body, header_text, refusal_answer
+from controlplane.agent.api_body import CHAT_PATH, BadBody, read_body
+from controlplane.agent.call import Call, Exchange
+from controlplane.agent.journal_entries import Mark, Turned
+from controlplane.agent.objectives import MINUTE_US
+from controlplane.agent.refusal_log import RefusalLog, decision_sample
+from controlplane.agent.registry import ClassEntry, KeyEntry, TenantEntry
+from controlplane.agent.request_ids import new_request_id
+from controlplane.core.admission import AdmissionDecision, Decision, decide, explain_checks
+from controlplane.core.admission_snapshot import BudgetView, Overload, Snapshot
+from controlplane.core.estimate import prompt_tokens_bound, raw_gpu_us
+from controlplane.core.grants import BatchAttempt, fits_loan
+from controlplane.core.pricing import charge_upper_bound_nanos
+from controlplane.core.reasons import Reason
+from controlplane.wire.policy import ClassPolicy, TenantPolicy
+
+if TYPE_CHECKING:
+    from controlplane.agent.engine import Engine
+
+LEASE_WAIT_US: Final = 250_000
+WAIT_REASONS: Final = frozenset({Reason.QUEUE_FULL, Reason.WAIT_TOO_LONG})
+PREFIX_CHARS: Final = 12
+
+
+class FrontDesk:
+    """Admission of one agent."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.log = RefusalLog()
+        self.waiting: dict[int, list[Call]] = {}
+        """By tenant, calls that wait for a lease."""
+        self.ask_lease: Callable[[int, int], None] = lambda tenant_id, need_nanos: None
+        """Asks the control plane for a tenant's lease; coalesced there, answered by `lease_answered`."""
+
+    def offer(self, exchange: Exchange) -> None:
+        """A request arrived with its last byte."""
+        engine = self._engine
+        now_us = engine.clock.now_us()
+        closed = engine.closed_because()
+        if closed:
+            body = error_body(closed, "server_error", "unavailable")
+            exchange.respond(503, body, b"retry-after: 1\r\n")
+            return
+        request_id = new_request_id(now_us)
+        key = engine.registry.key_of(sha256(exchange.bearer).hexdigest(), now_us)
+        if key is None:
+            self._refuse_unknown(exchange, request_id)
+            return
+        try:
+            parsed = read_body(exchange.body, exchange.path)
+        except BadBody as error:
+            exchange.respond(
+                400, bad_request(str(error), error.param), _ids(request_id, exchange) + b"x-should-retry: false\r\n"
+            )
+            return
+        slug = exchange.asked_class or key.live.default_class
+        call = Call(
+            engine.next_serial(),
+            request_id,
+            exchange,
+            parsed,
+            key=key,
+            tenant=engine.registry.tenants.get(key.live.tenant_id) or _stranger(key),
+            klass=engine.registry.classes.get(slug) or _unserved(slug),
+            arrived_us=now_us,
+        )
+        prompt = parsed.messages if exchange.path == CHAT_PATH else parsed.prompt
+        serialised = bytes(prompt)
+        call.prompt_bytes = len(serialised)
+        call.prompt_tokens = engine.backend.count_prompt(serialised) or 0
+        call.revision = engine.revision
+        call.parsed_us = engine.clock.now_us()
+        exchange.call = call
+        self._consider(call, now_us)
+
+    def _consider(self, call: Call, now_us: int) -> None:
+        snapshot = self._snapshot(call, call.klass, now_us)
+        if call.klass.view.overload is Overload.DOWNGRADE:
+            answer = decide(snapshot, lambda: self._fallback(call, now_us))
+        else:
+            answer = decide(snapshot)
+        if answer.decision is not Decision.REJECT:
+            self._admit(call, snapshot, answer, now_us)
+        elif answer.reason is Reason.NO_LEASE and not call.lease_deadline_us:
+            call.lease_deadline_us = now_us + LEASE_WAIT_US
+            tenant_id = call.tenant.policy.id
+            self.waiting.setdefault(tenant_id, []).append(call)
+            self.ask_lease(tenant_id, answer.charge_upper_bound_nanos)
+        else:
+            self._refuse(call, snapshot, answer, now_us)
+
+    def _fallback(self, call: Call, now_us: int) -> Snapshot | None:
+        """The snapshot of the class to fall back to."""
+        slug = call.klass.policy.downgrade_to
+        entry = None if slug is None else self._engine.registry.classes.get(slug)
+        return None if entry is None else self._snapshot(call, entry, now_us)
+
+    def _snapshot(self, call: Call, klass: ClassEntry, now_us: int) -> Snapshot:
+        """What the decision looks at for one class; leaves on the call what follows from that class."""
+        engine = self._engine
+        registry, policy, tenant = engine.registry, klass.policy, call.tenant
+        estimate = registry.estimate_of(tenant.policy.id, policy.id)
+        prompt_tokens = call.prompt_tokens or estimate.prompt_tokens(call.prompt_bytes)
+        max_output = call.asked_output or min(policy.default_output_tokens, policy.max_output_tokens)
+        expected = estimate.output_tokens(max_output)
+        raw_us = raw_gpu_us(registry.rates, prompt_tokens, call.n * expected)
+        gpu_us = round(estimate.bias * raw_us)
+        call.prompt_tokens, call.max_output_tokens, call.expected_output = prompt_tokens, max_output, expected
+        call.estimate, call.raw_gpu_us, call.gpu_us = estimate, raw_us, gpu_us
+        call.kv_tokens = prompt_tokens + call.n * expected
+        call.card = registry.card_at(policy.slug, now_us)
+        call.preemptible = (
+            policy.retry_safe and policy.cancellable and engine.backend.cancels_promptly and not call.stream
+        )
+        call.fits_drain = klass.is_batch and fits_loan(
+            BatchAttempt(
+                estimate_us=raw_us,
+                retry_safe=policy.retry_safe and policy.cancellable,
+                cancels_promptly=engine.backend.cancels_promptly,
+                byte_sent=call.stream,
+            ),
+            drain_bound_us=engine.drain_bound_us,
+        )
+        call.deadline_us = call.arrived_us + policy.default_deadline_s * 1_000_000 if klass.is_batch else None
+        snapshot = Snapshot(
+            now_us,
+            call.key.view,
+            tenant.view,
+            klass.view,
+            call.card,
+            self._budget(call, klass, now_us) if tenant.policy.hard_budget else None,
+            call.model,
+            prompt_tokens,
+            prompt_tokens_bound(call.prompt_bytes, policy.template_allowance_tokens),
+            max_output,
+            expected,
+            call.n,
+            klass.stage_timeout_us,
+        )
+        if policy.slug in registry.classes:
+            engine.scheduler.observe(
+                snapshot,
+                kv_tokens=call.kv_tokens,
+                gpu_us=gpu_us,
+                deadline_us=call.deadline_us,
+                may_run_lent=call.preemptible or call.fits_drain,
+            )
+        return snapshot
+
+    def _budget(self, call: Call, klass: ClassEntry, now_us: int) -> BudgetView:
+        view = BudgetView(None, posture=call.tenant.posture)
+        bound = charge_upper_bound_nanos(
+            call.card,
+            prompt_tokens_bound(call.prompt_bytes, klass.policy.template_allowance_tokens),
+            call.max_output_tokens,
+            call.n,
+            klass.stage_timeout_us,
+        )
+        self._engine.leases.look_up(view, call.tenant.policy.id, bound, now_us)
+        return view
+
+    def _admit(self, call: Call, snapshot: Snapshot, answer: AdmissionDecision, now_us: int) -> None:
+        engine = self._engine
+        if self.log.wants_admitted():
+            self._explain(call, snapshot, answer, now_us)
+        if answer.served_snapshot is not None:
+            call.klass = engine.registry.classes[answer.served_snapshot.workload_class.slug]
+            call.downgraded = True
+        engine.admit(call, snapshot, answer, now_us)
+        tenant_id = call.tenant.policy.id
+        if snapshot.budget is not None and engine.leases.runs_low(tenant_id, call.bound_nanos, now_us):
+            self.ask_lease(tenant_id, call.bound_nanos)
+
+    def _refuse(self, call: Call, snapshot: Snapshot, answer: AdmissionDecision, now_us: int) -> None:
+        engine, reason = self._engine, answer.reason
+        assert reason is not None
+        tenant_id, class_id = call.tenant.policy.id, call.klass.policy.id
+        if self.log.wants_refused(tenant_id, class_id, reason, now_us):
+            self._explain(call, snapshot, answer, now_us)
+        self.log.count(tenant_id, class_id, reason, now_us)
+        judges = engine.objectives.judges(tenant_id, class_id, streamed=call.stream, now_us=call.arrived_us)
+        engine.objectives.refused(judges, call.arrived_us, reason.value)
+        minute_us = call.arrived_us - call.arrived_us % MINUTE_US
+        engine.note(Turned(now_us, tenant_id, class_id, reason.code, [Mark(j.version_id, minute_us) for j in judges]))
+        wait_us = snapshot.workload_class.max_wait_us if reason in WAIT_REASONS else None
+        engine.figures.refused(class_id, reason.value, now_us, as_wait_us=wait_us)
+        engine.count_offered(call, now_us, refused=True)
+        call.closed = True
+        call.exchange.call = None
+        detail = self._detail(call, reason)
+        refusal = refusal_answer(reason, answer.retry_after_s, detail)
+        headers = _ids(call.request_id, call.exchange) + _class_headers(call) + refusal.headers
+        if answer.estimated_wait_us is not None and reason in WAIT_REASONS:
+            headers += b"x-flexband-estimated-wait-ms: %d\r\n" % (answer.estimated_wait_us // 1000)
+        call.exchange.respond(refusal.status, refusal.body, headers)
+        if not call.klass.is_batch:
+            engine.flex.refused(reason.value)
+
+    def _detail(self, call: Call, reason: Reason) -> str:
+        if reason is Reason.BUDGET_EXHAUSTED:
+            budget = self._engine.leases.exhausted_window(call.tenant.policy.id)
+            return f"Blocked by {budget}." if budget else ""
+        return ""
+
+    def _refuse_unknown(self, exchange: Exchange, request_id: str) -> None:
+        prefix = exchange.bearer[:PREFIX_CHARS].decode("ascii", "replace")
+        self.log.count_unknown_key(prefix if prefix.isprintable() else "")
+        refusal = refusal_answer(Reason.KEY_UNKNOWN, None)
+        exchange.respond(refusal.status, refusal.body, _ids(request_id, exchange) + refusal.headers)
+
+    def _explain(self, call: Call, snapshot: Snapshot, answer: AdmissionDecision, now_us: int) -> None:
+        self.log.keep(
+            decision_sample(
+                call.request_id,
+                at_us=now_us,
+                tenant_id=call.tenant.policy.id,
+                key_id=call.key.live.id,
+                class_id=call.klass.policy.id,
+                decision=answer.decision,
+                reason=answer.reason,
+                checks=explain_checks(snapshot),
+            )
+        )
+
+    # Waiting for a lease
+
+    def lease_answered(self, tenant_id: int) -> None:
+        """Leases of a tenant arrived, or nobody answered: decide again for those that waited."""
+        now_us = self._engine.clock.now_us()
+        for call in self.waiting.pop(tenant_id, ()):
+            self._consider(call, now_us)
+
+    def expire(self, now_us: int) -> None:
+        """Refuse what has waited long enough for a lease."""
+        for tenant_id, calls in list(self.waiting.items()):
+            late = [call for call in calls if now_us >= call.lease_deadline_us]
+            if late:
+                self.waiting[tenant_id] = [call for call in calls if call not in late]
+                if not self.waiting[tenant_id]:
+                    del self.waiting[tenant_id]
+                for call in late:
+                    self._consider(call, now_us)
+
+    def client_gone(self, call: Call) -> bool:
+        """A client went away while its request waited for a lease: refused without anybody to tell."""
+        calls = self.waiting.get(call.tenant.policy.id, [])
+        if call not in calls:
+            return False
+        calls.remove(call)
+        now_us = self._engine.clock.now_us()
+        snapshot = self._snapshot(call, call.klass, now_us)
+        self._refuse(call, snapshot, AdmissionDecision(Decision.REJECT, Reason.NO_LEASE, 1), now_us)
+        return True
+
+
+def _ids(request_id: str, exchange: Exchange) -> bytes:
+    headers = b"x-request-id: %b\r\n" % request_id.encode()
+    if exchange.client_request_id:
+        headers += b"x-client-request-id: %b\r\n" % header_text(exchange.client_request_id)
+    return headers
+
+
+def _class_headers(call: Call) -> bytes:
+    headers = b"x-flexband-class: %b\r\n" % header_text(call.klass.policy.slug)
+    if call.asked is not call.klass:
+        headers += b"x-flexband-asked-class: %b\r\n" % header_text(call.asked.policy.slug)
+    return headers
+
+
+def call_headers(call: Call) -> bytes:
+    """Headers of an answer to an admitted call."""
+    headers = _ids(call.request_id, call.exchange) + _class_headers(call)
+    if call.first_dispatch_us:
+        headers += b"x-flexband-queue-ms: %d\r\n" % ((call.first_dispatch_us - call.arrived_us) // 1000)
+    if call.estimated_wait_us is not None:
+        headers += b"x-flexband-estimated-wait-ms: %d\r\n" % (call.estimated_wait_us // 1000)
+    return headers
+
+
+def _stranger(key: KeyEntry) -> TenantEntry:
+    """A tenant that this pool does not serve: it may use no class here."""
+    return TenantEntry(
+        TenantPolicy(
+            id=key.live.tenant_id,
+            slug="",
+            weight=1,
+            max_concurrency=0,
+            classes=[],
+            models=[],
+            outage_posture="closed",
+            hard_budget=False,
+            ancestors=[],
+        )
+    )
+
+
+def _unserved(slug: str) -> ClassEntry:
+    """A class that this pool does not serve."""
+    entry = ClassEntry(
+        ClassPolicy(
+            id=0,
+            slug=slug,
+            kind="interactive",
+            priority=0,
+            min_share_ppm=0,
+            max_prompt_tokens=0,
+            max_output_tokens=0,
+            default_output_tokens=1,
+            template_allowance_tokens=0,
+            max_queue=0,
+            max_wait_ms=0,
+            stage_timeout_s=1,
+            overload="reject",
+            downgrade_to=None,
+            retry_safe=False,
+            cancellable=True,
+            default_deadline_s=1,
+            models=[],
+        )
+    )
+    entry.view.active = False
+    return entry

@@ -1,0 +1,367 @@
+"""The HTTP front of the agent: a raw asyncio protocol with an httptools parser.
+
+Keep-alive; pipelined requests are served one after the other; heads and bodies are bounded; a slow reader pauses its
+own request and nobody else's; a client that goes away ends its request at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from typing import Final, Protocol
+
+import httptools
+
+from controlplane.agent.answers import error_body
+from controlplane.agent.call import Call
+from controlplane.agent.http_status import STATUS_LINES
+
+log = logging.getLogger(__name__)
+
+HEAD_BYTES_MAX: Final = 32 * 1024
+BODY_BYTES_MAX: Final = 8 * 1024 * 1024
+PIPELINED_MAX: Final = 8
+HEAD_TIMEOUT_S: Final = 30.0
+BODY_TIMEOUT_S: Final = 60.0
+IDLE_TIMEOUT_S: Final = 75.0
+SWEEP_S: Final = 5.0
+WRITE_HIGH_WATER: Final = 256 * 1024
+CLIENT_ID_CHARS: Final = 128
+
+
+class Application(Protocol):
+    """What answers requests."""
+
+    def handle(self, exchange: HttpExchange) -> None:
+        """Answer now or later, through the exchange."""
+
+    def client_gone(self, call: Call) -> None:
+        """The connection of a request that is not answered yet is lost."""
+
+
+class HttpExchange:
+    """One request and its answer (`call.Exchange`)."""
+
+    __slots__ = (
+        "asked_class", "bearer", "body", "call", "chunked", "client_request_id", "connection", "done", "job",
+        "keep_alive", "method", "path", "streaming",
+    )  # fmt: skip
+
+    def __init__(self, connection: Connection, method: str, path: str) -> None:
+        self.connection: Connection | None = connection
+        self.method = method
+        self.path = path
+        self.body = b""
+        self.bearer = b""
+        self.asked_class = ""
+        self.job = ""
+        self.client_request_id = ""
+        self.keep_alive = True
+        self.chunked = True
+        self.streaming = False
+        self.done = False
+        self.call: Call | None = None
+
+    def respond(
+        self, status: int, body: bytes, headers: bytes = b"", content_type: bytes = b"application/json"
+    ) -> None:
+        connection = self.connection
+        if connection is None or self.done:
+            return
+        self.done = True
+        connection.transport.write(
+            b"%bcontent-type: %b\r\ncontent-length: %d\r\n%b%b\r\n%b"
+            % (
+                STATUS_LINES[status],
+                content_type,
+                len(body),
+                headers,
+                b"" if self.keep_alive else b"connection: close\r\n",
+                b"" if self.method == "HEAD" else body,
+            )
+        )
+        connection.answered(self)
+
+    def begin_stream(self, headers: bytes) -> None:
+        connection = self.connection
+        if connection is None or self.done or self.streaming:
+            return
+        self.streaming = True
+        connection.transport.write(
+            b"%bcontent-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\n"
+            b"%b%b%b\r\n"
+            % (
+                STATUS_LINES[200],
+                b"transfer-encoding: chunked\r\n" if self.chunked else b"",
+                headers,
+                b"" if self.keep_alive else b"connection: close\r\n",
+            )
+        )
+
+    def write(self, data: bytes) -> None:
+        if data and self.connection is not None and not self.done:
+            self.connection.transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self.chunked else data)
+
+    def end_stream(self, *, close: bool = False) -> None:
+        connection = self.connection
+        if connection is None or self.done:
+            return
+        self.done = True
+        if self.chunked:
+            connection.transport.write(b"0\r\n\r\n")
+        if close:
+            self.keep_alive = False
+        connection.answered(self)
+
+
+class Connection(asyncio.Protocol):
+    """One client connection."""
+
+    __slots__ = (
+        "_body", "_body_size", "_expects", "_front", "_head_size", "_overrun", "_parser", "_queue", "_url", "current",
+        "reading", "since_s", "transport",
+    )  # fmt: skip
+
+    transport: asyncio.Transport
+
+    def __init__(self, front: HttpFront) -> None:
+        self._front = front
+        self._parser = httptools.HttpRequestParser(self)
+        self._queue: deque[HttpExchange] = deque()
+        self._url = b""
+        self._head_size = 0
+        self._body: list[bytes] = []
+        self._body_size = 0
+        self._expects = False
+        self._overrun = False
+        self.reading: HttpExchange | None = None
+        self.current: HttpExchange | None = None
+        self.since_s = 0.0
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        transport.set_write_buffer_limits(high=WRITE_HIGH_WATER)
+        self.since_s = self._front.loop.time()
+        if not self._front.enter(self):
+            self._refuse(503, "This server has too many connections. Retry shortly.")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._front.connections.discard(self)
+        waiting = [self.current, *self._queue]
+        self.current = None
+        self._queue.clear()
+        for exchange in waiting:
+            if exchange is not None:
+                exchange.connection = None
+                call = exchange.call
+                if call is not None:
+                    self._front.application.client_gone(call)
+
+    def data_received(self, data: bytes) -> None:
+        if self._overrun:
+            return
+        if self.reading is None and not self._url:
+            self.since_s = self._front.loop.time()
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self._refuse(400, "This server does not switch protocols.")
+        except httptools.HttpParserCallbackError as error:
+            if not self._overrun:
+                raise error.__context__ or error from None
+        except httptools.HttpParserError:
+            self._refuse(400, "The request is not valid HTTP.")
+
+    def pause_writing(self) -> None:
+        self._steer("pause")
+
+    def resume_writing(self) -> None:
+        self._steer("resume")
+
+    def _steer(self, action: str) -> None:
+        call = self.current.call if self.current is not None else None
+        attempt = call.attempt if call is not None else None
+        if attempt is not None and attempt.run is not None:
+            if action == "pause":
+                attempt.run.pause()
+            else:
+                attempt.run.resume()
+
+    # httptools
+
+    def on_message_begin(self) -> None:
+        self._url = b""
+        self._head_size = self._body_size = 0
+        self._body = []
+        self._expects = False
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+        self._count_head(len(url))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count_head(len(name) + len(value) + 4)
+        if self._overrun:
+            return
+        exchange = self.reading
+        if exchange is None:
+            exchange = self.reading = HttpExchange(self, "", "")
+        name = name.lower()
+        if name == b"authorization":
+            scheme, _, secret = value.partition(b" ")
+            if scheme.lower() == b"bearer":
+                exchange.bearer = secret.strip()
+        elif name == b"x-flexband-class":
+            exchange.asked_class = value.decode("latin-1").strip()
+        elif name == b"x-request-id" or name == b"x-client-request-id":
+            exchange.client_request_id = value.decode("latin-1").strip()[:CLIENT_ID_CHARS]
+        elif name == b"x-flexband-job":
+            exchange.job = value.decode("latin-1").strip()
+        elif name == b"expect":
+            self._expects = value.lower() == b"100-continue"
+        elif name == b"content-length" and value.isdigit() and int(value) > BODY_BYTES_MAX:
+            self._refuse(413, f"The body is larger than {BODY_BYTES_MAX} bytes.")
+
+    def on_headers_complete(self) -> None:
+        if self._expects and not self._overrun:
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def on_body(self, body: bytes) -> None:
+        self._body_size += len(body)
+        if self._body_size > BODY_BYTES_MAX:
+            self._refuse(413, f"The body is larger than {BODY_BYTES_MAX} bytes.")
+        elif not self._overrun:
+            self._body.append(body)
+
+    def on_message_complete(self) -> None:
+        if self._overrun:
+            return
+        exchange = self.reading or HttpExchange(self, "", "")
+        self.reading = None
+        exchange.method = self._parser.get_method().decode("latin-1")
+        exchange.path = self._url.split(b"?", 1)[0].decode("latin-1")
+        exchange.body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
+        exchange.chunked = self._parser.get_http_version() != "1.0"
+        # A stream to an HTTP/1.0 client ends with its connection.
+        exchange.keep_alive = self._parser.should_keep_alive() and not self._front.closing and exchange.chunked
+        self._url, self._body = b"", []
+        if self.current is None:
+            self._begin(exchange)
+        else:
+            self._queue.append(exchange)
+            if len(self._queue) >= PIPELINED_MAX:
+                self.transport.pause_reading()
+
+    # the order of answers
+
+    def _begin(self, exchange: HttpExchange) -> None:
+        self.current = exchange
+        try:
+            self._front.application.handle(exchange)
+        except Exception:
+            log.exception("%s %s failed", exchange.method, exchange.path)
+            exchange.keep_alive = False
+            exchange.respond(500, error_body("This server made a mistake.", "server_error", "internal"))
+
+    def answered(self, exchange: HttpExchange) -> None:
+        """The answer of the current request is whole: the next one may be."""
+        exchange.connection = None
+        exchange.call = None
+        self.current = None
+        self.since_s = self._front.loop.time()
+        if not exchange.keep_alive:
+            self.transport.close()
+        elif self._queue:
+            following = self._queue.popleft()
+            if len(self._queue) == PIPELINED_MAX - 1:
+                self.transport.resume_reading()
+            # Not from within the answer before it: a long pipeline must not become a deep stack.
+            self.current = following
+            self._front.loop.call_soon(self._resume, following)
+
+    def _resume(self, exchange: HttpExchange) -> None:
+        if exchange.connection is not None and self.current is exchange:
+            self._begin(exchange)
+
+    def _count_head(self, size: int) -> None:
+        self._head_size += size
+        if self._head_size > HEAD_BYTES_MAX:
+            self._refuse(431, f"The request's head is larger than {HEAD_BYTES_MAX} bytes.")
+
+    def _refuse(self, status: int, message: str) -> None:
+        """Answer what is wrong with the connection itself and close it; what runs on it is cancelled by that."""
+        if self._overrun:
+            return
+        self._overrun = True
+        if not self.transport.is_closing():
+            if self.current is None:
+                body = error_body(message, "invalid_request_error", None)
+                self.transport.write(
+                    b"%bcontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b"
+                    % (STATUS_LINES[status], len(body), body)
+                )
+            self.transport.close()
+
+    def too_slow(self, now_s: float) -> bool:
+        """Whether the client takes too long to send its request, or has been idle for too long."""
+        if self.current is not None:
+            return False
+        if self.reading is not None or self._url:
+            return now_s - self.since_s > (BODY_TIMEOUT_S if self._body_size else HEAD_TIMEOUT_S)
+        return now_s - self.since_s > IDLE_TIMEOUT_S
+
+
+class HttpFront:
+    """A listener and its connections."""
+
+    def __init__(self, application: Application, *, connections_max: int = 8192) -> None:
+        self.application = application
+        self.loop = asyncio.get_running_loop()
+        self.connections: set[Connection] = set()
+        self.closing = False
+        self._connections_max = connections_max
+        self._server: asyncio.Server | None = None
+        self._sweeper: asyncio.TimerHandle | None = None
+
+    async def listen(self, host: str, port: int) -> int:
+        """Bind and serve; returns the port (its number when 0 was asked for). Raises OSError."""
+        self._server = await self.loop.create_server(lambda: Connection(self), host, port, backlog=1024)
+        self._sweeper = self.loop.call_later(SWEEP_S, self._sweep)
+        return int(self._server.sockets[0].getsockname()[1])
+
+    def enter(self, connection: Connection) -> bool:
+        self.connections.add(connection)
+        return len(self.connections) <= self._connections_max
+
+    def _sweep(self) -> None:
+        self._sweeper = self.loop.call_later(SWEEP_S, self._sweep)
+        now_s = self.loop.time()
+        for connection in list(self.connections):
+            if connection.too_slow(now_s):
+                connection.transport.close()
+
+    def stop_accepting(self) -> None:
+        """No new connections; idle ones are closed, running ones after their answer."""
+        self.closing = True
+        if self._server is not None:
+            self._server.close()
+        for connection in list(self.connections):
+            if connection.current is None:
+                connection.transport.close()
+            else:
+                connection.current.keep_alive = False
+
+    async def close(self, within_s: float = 1.0) -> None:
+        """Let answers drain, then close every connection."""
+        self.stop_accepting()
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        until = self.loop.time() + within_s
+        while self.connections and self.loop.time() < until:
+            await asyncio.sleep(0.02)
+        for connection in list(self.connections):
+            connection.transport.abort()

@@ -1,0 +1,110 @@
+"""What the journal keeps: requests from admission to close, refusals, and reports as the bytes that were sent."""
+
+from msgspec import Struct, msgpack
+
+from controlplane.wire.report import UsageRow
+
+
+class Mark(Struct, array_like=True, frozen=True):
+    """A contract version that judges a request, with the minute of its arrival."""
+
+    version_id: int
+    minute_us: int
+
+
+class Verdict(Struct, array_like=True, frozen=True):
+    """How one contract version judged a closed request: `good`, `neutral`, or the cause for which it is bad."""
+
+    version_id: int
+    minute_us: int
+    successful: bool
+    verdict: str
+
+
+class Head(Struct, array_like=True, frozen=True, tag="H"):
+    """First entry of a segment: nothing in older segments is needed but their reports.
+
+    The next `kept` entries repeat what was open or unreported; without all of them the segment does not count.
+    """
+
+    epoch: int
+    segment: int
+    next_seq: int
+    kept: int
+
+
+class Opened(Struct, array_like=True, frozen=True, tag="O"):
+    """A request was admitted. `row` is what it would be stored as if nothing more were heard of it: lost.
+
+    `counted` says that a report has counted it as offered and admitted already.
+    """
+
+    row: UsageRow
+    marks: list[Mark]
+    counted: bool = False
+
+
+class Closed(Struct, array_like=True, frozen=True, tag="C"):
+    """A request ended. `counted` says that a report has counted its verdicts already, though not carried its row."""
+
+    row: UsageRow
+    verdicts: list[Verdict]
+    counted: bool = False
+
+
+class Moved(Struct, array_like=True, frozen=True, tag="M"):
+    """Open requests that go on in the spool of the next epoch of the same process."""
+
+    request_ids: list[str]
+
+
+class Turned(Struct, array_like=True, frozen=True, tag="F"):
+    """A request was refused."""
+
+    at_us: int
+    tenant_id: int
+    class_id: int
+    reason: int
+    marks: list[Mark]
+
+
+class Cut(Struct, array_like=True, frozen=True, tag="R"):
+    """A report as it is sent, byte for byte.
+
+    It carries the oldest `records` rows that were not carried before, and every count that was made before it.
+    """
+
+    seq: int
+    at_us: int
+    records: int
+    seal: bool
+    body: bytes
+
+
+class Accepted(Struct, array_like=True, frozen=True, tag="A"):
+    """The control plane has taken every report up to `seq`."""
+
+    seq: int
+    at_us: int
+
+
+class Sealed(Struct, array_like=True, frozen=True, tag="Z"):
+    """Nothing of this epoch is ever sent again. `reason` is empty after an accepted seal."""
+
+    at_us: int
+    reason: str = ""
+
+
+Entry = Head | Opened | Closed | Moved | Turned | Cut | Accepted | Sealed
+
+_encoder = msgpack.Encoder()
+_decoder: "msgpack.Decoder[Entry]" = msgpack.Decoder(Entry)
+
+
+def encode(entry: Entry) -> bytes:
+    return _encoder.encode(entry)
+
+
+def decode(payload: bytes) -> Entry:
+    """Raises msgspec.DecodeError for anything else, which after a good checksum is another version's file."""
+    return _decoder.decode(payload)

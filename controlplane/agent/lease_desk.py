@@ -1,0 +1,57 @@
+"""Asking for leases between reports: one question per tenant at a time, and never a storm of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from controlplane.agent.client import ControlPlane
+from controlplane.agent.engine import Engine
+from controlplane.agent.errors import Refused, Unreachable
+from controlplane.wire.report import LeaseRequest
+
+PAUSE_S: Final = 0.1
+"""Between two questions for one tenant."""
+AWAY_PAUSE_S: Final = 1.0
+"""The same while the control plane does not answer."""
+
+
+class LeaseDesk:
+    """Coalesces questions; every one ends in `FrontDesk.lease_answered`."""
+
+    def __init__(self, client: ControlPlane, engine: Engine, epoch: Callable[[], int]) -> None:
+        self._client = client
+        self._engine = engine
+        self._epoch = epoch
+        self._needs: dict[int, int] = {}
+        self._not_before_s: dict[int, float] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        engine.desk.ask_lease = self.ask
+
+    def ask(self, tenant_id: int, need_nanos: int) -> None:
+        """Ask soon; a question that is under way covers this one when it needs no more."""
+        asking = tenant_id in self._needs
+        self._needs[tenant_id] = max(need_nanos, self._needs.get(tenant_id, 0))
+        if not asking:
+            task = asyncio.create_task(self._ask(tenant_id))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _ask(self, tenant_id: int) -> None:
+        loop, engine = asyncio.get_running_loop(), self._engine
+        await asyncio.sleep(max(0.0, self._not_before_s.get(tenant_id, 0.0) - loop.time()))
+        asked_us = engine.clock.now_us()
+        request = LeaseRequest(tenant_id, self._needs[tenant_id], engine.leases.spends(tenant_id))
+        pause_s = PAUSE_S
+        try:
+            answer = await self._client.lease(request, epoch=self._epoch())
+            engine.leases.unanswered.discard(tenant_id)
+            engine.leases.apply(answer.leases, answer.exhausted, asked_us=asked_us, now_us=engine.clock.now_us())
+        except (Unreachable, Refused):
+            engine.leases.unanswered.add(tenant_id)
+            pause_s = AWAY_PAUSE_S
+        finally:
+            del self._needs[tenant_id]
+            self._not_before_s[tenant_id] = loop.time() + pause_s
+        engine.desk.lease_answered(tenant_id)

@@ -1,0 +1,215 @@
+"""What the control plane sees of this agent now: slots, classes and tenants with their rates, waits and ages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from controlplane.agent.sliding import Presence, WindowCount
+from controlplane.core.class_queue import ClassQueue
+from controlplane.core.histogram import Histogram, WindowHistogram
+from controlplane.core.slot_states import SlotState
+from controlplane.core.slots import UNBOUNDED_KV
+from controlplane.wire.report import ClassLive, Demand, LiveFigures, SlotLive, TenantLive
+
+if TYPE_CHECKING:
+    from controlplane.agent.call import Call
+    from controlplane.agent.engine import Engine
+
+ADMITTED = "admitted"
+DEMAND_WINDOW_S = 10
+
+
+class ClassFigures:
+    """Sliding figures of one class."""
+
+    __slots__ = ("presence", "recent", "refused", "ttft", "wait")
+
+    def __init__(self, now_us: int) -> None:
+        self.presence = Presence(now_us)
+        self.recent = WindowCount(60, now_us)
+        self.refused = WindowCount(60, now_us)
+        self.wait = WindowHistogram()
+        self.ttft = WindowHistogram()
+
+
+class DemandFigures:
+    """Requests, tokens and refusals of the last 10 s of one tenant, key or class."""
+
+    __slots__ = ("window",)
+
+    def __init__(self, now_us: int) -> None:
+        self.window = WindowCount(DEMAND_WINDOW_S, now_us)
+
+
+class Figures:
+    """Counters that the engine feeds and a report reads."""
+
+    def __init__(self) -> None:
+        self.classes: dict[int, ClassFigures] = {}
+        self.tenants: dict[tuple[int, int], Presence] = {}
+        self.demand: dict[tuple[str, int], DemandFigures] = {}
+
+    def of_class(self, class_id: int, now_us: int) -> ClassFigures:
+        figures = self.classes.get(class_id)
+        if figures is None:
+            figures = self.classes[class_id] = ClassFigures(now_us)
+        return figures
+
+    def _of_tenant(self, class_id: int, tenant_id: int, now_us: int) -> Presence:
+        presence = self.tenants.get((class_id, tenant_id))
+        if presence is None:
+            presence = self.tenants[class_id, tenant_id] = Presence(now_us)
+        return presence
+
+    def offered(self, tenant_id: int, key_id: int, class_id: int, tokens: int, now_us: int, *, refused: bool) -> None:
+        """Demand that shares of limits follow: what was asked for, refused or not."""
+        for scope in (("t", tenant_id), ("k", key_id), ("c", class_id)):
+            demand = self.demand.get(scope)
+            if demand is None:
+                demand = self.demand[scope] = DemandFigures(now_us)
+            demand.window.add("requests", now_us)
+            demand.window.add("tokens", now_us, tokens)
+            if refused:
+                demand.window.add("refused", now_us)
+
+    def admitted(self, call: Call, now_us: int) -> None:
+        class_id = call.klass.policy.id
+        figures = self.of_class(class_id, now_us)
+        figures.presence.arrive(now_us)
+        figures.recent.add(ADMITTED, now_us)
+        self._of_tenant(class_id, call.tenant.policy.id, now_us).arrive(now_us)
+
+    def departed(self, call: Call, now_us: int) -> None:
+        class_id, residence_us = call.klass.policy.id, max(0, now_us - call.arrived_us)
+        self.of_class(class_id, now_us).presence.depart(now_us, residence_us)
+        self._of_tenant(class_id, call.tenant.policy.id, now_us).depart(now_us, residence_us)
+
+    def refused(self, class_id: int, reason: str, now_us: int, *, as_wait_us: int | None) -> None:
+        """A refusal; for want of room it also counts as a wait of the class's bound."""
+        figures = self.of_class(class_id, now_us)
+        figures.refused.add(reason, now_us)
+        if as_wait_us is not None:
+            figures.wait.record(as_wait_us, now_us)
+
+
+def waiting_ages(queue: ClassQueue, now_us: int) -> Iterable[int]:
+    """Present ages of everything that waits in a class."""
+    for waiting in (queue.waiting, queue.returned):
+        for request in waiting.values():
+            yield max(0, now_us - request.arrival_us)
+
+
+def demand_rows(figures: Figures, now_us: int) -> list[Demand]:
+    """Demand of the last 10 s; what was quiet for that long is dropped."""
+    rows = []
+    for (scope, number), demand in list(figures.demand.items()):
+        totals = demand.window.totals(now_us)
+        if totals:
+            rows.append(
+                Demand(scope, number, totals.get("requests", 0), totals.get("tokens", 0), totals.get("refused", 0))
+            )
+        else:
+            del figures.demand[scope, number]
+    return rows
+
+
+def live_figures(engine: Engine, now_us: int) -> LiveFigures:
+    """The whole picture at an instant."""
+    return LiveFigures(
+        at_us=now_us,
+        slots=[_slot_live(engine, name) for name in sorted(engine.slots)],
+        classes=[_class_live(engine, queue, now_us) for queue in engine.scheduler.classes],
+        tenants=list(_tenants_live(engine, now_us)),
+    )
+
+
+def _slot_live(engine: Engine, name: str) -> SlotLive:
+    slot, running = engine.slots[name], engine.scheduled_slot(name)
+    flex = engine.flex.slots.get(name)
+    batch = [request for request in running.running.values() if engine.is_batch(request.class_slug)]
+    bounded = running.kv_tokens < UNBOUNDED_KV
+    drain = engine.flex.drain_instants(name)
+    return SlotLive(
+        slot_id=slot.policy.id,
+        state=slot.state,
+        flex=(SlotState.HOME if flex is None else flex.state).value,
+        fence=0 if flex is None else flex.grant.fence,
+        running=len(running.running),
+        running_batch=len(batch),
+        running_batch_gpu_us=sum(request.gpu_us for request in batch),
+        free_kv_tokens=max(0, running.kv_free) if bounded else 0,
+        total_kv_tokens=running.kv_tokens if bounded else 0,
+        stop_admit_us=drain.stop_admit_us,
+        last_token_us=drain.last_token_us,
+        home_us=drain.home_us,
+    )
+
+
+def _class_live(engine: Engine, queue: ClassQueue, now_us: int) -> ClassLive:
+    class_id = engine.class_id(queue.spec.slug)
+    figures = engine.figures.of_class(class_id, now_us)
+    presence = figures.presence.figures(now_us)
+    wait: Histogram = figures.wait.snapshot(now_us)
+    for age_us in waiting_ages(queue, now_us):
+        wait.record(age_us)
+    oldest_us = queue.oldest_arrival_us()
+    head = next((request for waiting in (queue.returned, queue.waiting) for request in waiting.values()), None)
+    return ClassLive(
+        class_id=class_id,
+        depth=queue.queued,
+        oldest_age_us=None if oldest_us is None else max(0, now_us - oldest_us),
+        running=queue.running,
+        head_request_id="" if head is None else engine.request_id_of(head.id),
+        head_reason="" if head is None else _why_waiting(engine, queue),
+        arrivals_per_s=presence.arrivals_per_s,
+        departures_per_s=presence.departures_per_s,
+        admitted_per_s_60s=figures.recent.per_s(ADMITTED, now_us),
+        residence_mean_us=presence.residence_mean_us,
+        present_mean=presence.present_mean,
+        departures=presence.departures,
+        refused_60s=figures.refused.totals(now_us),
+        wait_60s=[(index, count) for index, count in wait.to_sparse()],
+        ttft_60s=[(index, count) for index, count in figures.ttft.snapshot(now_us).to_sparse()],
+    )
+
+
+def _why_waiting(engine: Engine, queue: ClassQueue) -> str:
+    """What keeps the head of a class from starting."""
+    if not queue.serving_slots:
+        return "no_serving_slot"
+    serving = [slot for slot in engine.scheduler.slots if slot.mask & (1 << queue.index)]
+    if all(len(slot.running) >= slot.places for slot in serving):
+        return "places_taken"
+    if any(slot.reserved_for is not None for slot in serving):
+        return "slot_reserved"
+    return "kv_memory"
+
+
+def _tenants_live(engine: Engine, now_us: int) -> Iterable[TenantLive]:
+    by_class = {engine.class_id(queue.spec.slug): queue for queue in engine.scheduler.classes}
+    for (class_id, tenant_id), presence in engine.figures.tenants.items():
+        queue, slug = by_class.get(class_id), engine.tenant_slug(tenant_id)
+        if queue is None or slug is None:
+            continue
+        fair = queue.fair.tenants.get(slug)
+        waiting = [
+            request
+            for requests in (queue.waiting, queue.returned)
+            for request in requests.values()
+            if request.tenant == slug
+        ]
+        figures = presence.figures(now_us)
+        oldest_us = min((request.arrival_us for request in waiting), default=None)
+        yield TenantLive(
+            class_id=class_id,
+            tenant_id=tenant_id,
+            depth=len(waiting),
+            oldest_age_us=None if oldest_us is None else max(0, now_us - oldest_us),
+            running=max(0, presence.present - len(waiting)),
+            counter=0.0 if fair is None else fair.counter / queue.fair.scale,
+            arrivals_per_s=figures.arrivals_per_s,
+            departures_per_s=figures.departures_per_s,
+            residence_mean_us=figures.residence_mean_us,
+            present_mean=figures.present_mean,
+        )

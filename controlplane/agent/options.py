@@ -1,0 +1,146 @@
+"""What the agent is told on its command line; every mistake has a sentence that says what to do."""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from controlplane.agent.backends.curves import CURVES
+from controlplane.agent.errors import UsageError
+from controlplane.agent.spool_store import DEFAULT_BYTES_MAX
+
+BACKENDS = ("sim", "openai")
+NAME_CHARS_MAX = 63
+
+
+@dataclass(frozen=True, kw_only=True)
+class Address:
+    """A host and a port; port 0 lets the system choose."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Checked options."""
+
+    control_plane: str
+    name: str
+    state_dir: Path
+    backend: str
+    slots: int
+    listen: Address
+    admin_listen: Address
+    enrol_token: str = ""
+    upstream: str = ""
+    upstream_priority: bool = False
+    broker: str = ""
+    insecure: bool = False
+    seed: int = 0
+    sim_gpu: str = "h100"
+    sim_speed: float = 1.0
+    drain_timeout_s: float = 10.0
+    spool_bytes_max: int = DEFAULT_BYTES_MAX
+
+    @property
+    def address(self) -> str:
+        return str(self.listen)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line of `python -m controlplane.agent`."""
+    made = argparse.ArgumentParser(
+        prog="python -m controlplane.agent", description="Serve inference next to the GPUs under Flexband's policy."
+    )
+    made.add_argument("--control-plane", required=True, metavar="URL", help="address of the control plane")
+    made.add_argument("--enrol-token", default="", metavar="TOKEN", help="one-time token; needed on first start only")
+    made.add_argument("--name", required=True, help="name of this agent, unique among those in use")
+    made.add_argument("--state-dir", required=True, type=Path, metavar="DIR", help="key, policy and spool live here")
+    made.add_argument("--backend", choices=BACKENDS, default="sim", help="what runs the requests (default: sim)")
+    made.add_argument("--upstream", default="", metavar="URL", help="inference server of --backend openai")
+    made.add_argument("--upstream-priority", action="store_true", help="send vLLM's priority with each request")
+    made.add_argument("--slots", type=int, default=1, help="slots this machine offers (default: 1)")
+    made.add_argument("--listen", default="127.0.0.1:9001", metavar="HOST:PORT", help="where tenants connect")
+    made.add_argument("--admin-listen", default="127.0.0.1:9101", metavar="HOST:PORT", help="metrics and health")
+    made.add_argument(
+        "--broker", default="", metavar="URL", help="broker for nudges; without it reports alone converge"
+    )
+    made.add_argument("--insecure", action="store_true", help="allow http to a control plane that is not loopback")
+    made.add_argument("--seed", type=int, default=0, help="seed of the simulated backend")
+    made.add_argument("--sim-gpu", choices=sorted(CURVES), default="h100", help="curve of the simulated backend")
+    made.add_argument("--sim-speed", type=float, default=1.0, help="how much faster than real time; 0 is infinitely")
+    made.add_argument("--drain-timeout", type=float, default=10.0, metavar="S", help="bound of an orderly end")
+    made.add_argument("--spool-max-mib", type=int, default=DEFAULT_BYTES_MAX >> 20, metavar="MIB", help="spool's bound")
+    return made
+
+
+def parse(arguments: list[str]) -> Options:
+    """Checked options. Raises UsageError (or exits as argparse does for unknown ones)."""
+    given = parser().parse_args(arguments)
+    _check_control_plane(given.control_plane, insecure=given.insecure)
+    if given.slots < 1:
+        raise UsageError(f"--slots must be 1 or more, not {given.slots}")
+    if not 1 <= len(given.name) <= NAME_CHARS_MAX:
+        raise UsageError(f"--name must have 1 to {NAME_CHARS_MAX} characters, not {len(given.name)}")
+    if given.backend == "openai":
+        if urlsplit(given.upstream).scheme not in ("http",) or not urlsplit(given.upstream).hostname:
+            raise UsageError("--backend openai needs --upstream http://HOST:PORT of the inference server")
+    elif given.upstream:
+        raise UsageError("--upstream is for --backend openai: leave it out, or choose that backend")
+    if given.sim_speed < 0:
+        raise UsageError(f"--sim-speed must be 0 (infinitely fast) or more, not {given.sim_speed}")
+    if given.drain_timeout < 0 or given.spool_max_mib < 1:
+        raise UsageError("--drain-timeout must be 0 or more and --spool-max-mib 1 or more")
+    return Options(
+        control_plane=given.control_plane.rstrip("/"),
+        name=given.name,
+        state_dir=given.state_dir,
+        backend=given.backend,
+        slots=given.slots,
+        listen=address(given.listen, "--listen"),
+        admin_listen=address(given.admin_listen, "--admin-listen"),
+        enrol_token=given.enrol_token,
+        upstream=given.upstream.rstrip("/"),
+        upstream_priority=given.upstream_priority,
+        broker=given.broker,
+        insecure=given.insecure,
+        seed=given.seed,
+        sim_gpu=given.sim_gpu,
+        sim_speed=given.sim_speed,
+        drain_timeout_s=given.drain_timeout,
+        spool_bytes_max=given.spool_max_mib << 20,
+    )
+
+
+def _check_control_plane(url: str, *, insecure: bool) -> None:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise UsageError(f"--control-plane must be a URL like https://flexband.example, not {url!r}")
+    if parts.scheme == "http" and not insecure and not _is_loopback(parts.hostname):
+        raise UsageError(
+            f"--control-plane {url} would send reports in the clear: use https, or --insecure if the network is trusted"
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def address(text: str, option: str) -> Address:
+    """HOST:PORT or [IPV6]:PORT. Raises UsageError."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isdigit() or int(port) > 65_535 or not host:
+        raise UsageError(f"{option} must be HOST:PORT like 127.0.0.1:9001, not {text!r}")
+    return Address(host=host.strip("[]"), port=int(port))

@@ -1,0 +1,290 @@
+"""The policy and the live list in force: verified, applied whole or not at all, and kept over restarts."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+import msgspec
+
+from controlplane.agent.atomic_file import write_atomic
+from controlplane.agent.identity import signing_key
+from controlplane.wire import signing
+from controlplane.wire.policy import (
+    SCHEMA,
+    LiveBody,
+    LiveClass,
+    LiveFreeze,
+    LiveKey,
+    LiveTenant,
+    PolicyDocument,
+    SignedPolicy,
+    live_message,
+    policy_message,
+)
+from controlplane.wire.report import LiveDelta, LiveItem
+
+POLICY_FILE = "policy.json"
+LIVE_FILE = "live.json"
+NOT_YET = "not valid before"
+
+
+@dataclass(frozen=True)
+class Trust:
+    """What an agent accepts documents by; refreshed by each hello."""
+
+    installation: str
+    pool: str
+    signing_keys: dict[str, str]
+
+
+class StoredPolicy(msgspec.Struct, frozen=True):
+    digest: str
+    bundle: bytes
+
+
+class StoredLive(msgspec.Struct, frozen=True):
+    number: int
+    items: list[LiveItem]
+
+
+def instant_us(text: str) -> int:
+    """Unix microseconds of an ISO 8601 instant with a zone. Raises ValueError without one."""
+    moment = datetime.fromisoformat(text)
+    if moment.tzinfo is None:
+        raise ValueError(f"{text!r} names no time zone")
+    return round(moment.timestamp() * 1_000_000)
+
+
+def refusal_of(document: PolicyDocument, trust: Trust, *, revision_now: int, now_us: int) -> str | None:
+    """Why a genuine document is not applied, or None. `revision_now` 0 is no policy yet."""
+    if document.schema != SCHEMA:
+        return f"schema {document.schema} is not known here (this agent knows {SCHEMA}): upgrade the agent"
+    if document.installation != trust.installation:
+        return f"the policy is for installation {document.installation}, this agent belongs to {trust.installation}"
+    if document.pool.slug != trust.pool:
+        return f"the policy is for pool {document.pool.slug}, this agent belongs to {trust.pool}"
+    if document.revision <= revision_now:
+        return f"revision {document.revision} does not grow: {revision_now} is in force"
+    try:
+        not_before_us, accept_until_us = instant_us(document.not_before), instant_us(document.accept_until)
+    except ValueError as error:
+        return f"the policy's instants cannot be read: {error}"
+    if now_us < not_before_us:
+        return f"{NOT_YET} {document.not_before}: this agent's clock may be behind"
+    if now_us >= accept_until_us:
+        return f"had to be applied before {document.accept_until}: push the policy again"
+    return content_refusal(document)
+
+
+def content_refusal(document: PolicyDocument) -> str | None:
+    """Why a document contradicts itself, or None: references that lead nowhere are found before anything changes."""
+    classes = {entry.slug for entry in document.classes}
+    missing = sorted(
+        {entry.downgrade_to for entry in document.classes if entry.downgrade_to is not None} - classes
+        | ({rate.class_slug for rate in document.rates if rate.class_slug} - classes)
+    )
+    if missing:
+        return f"the policy names classes that it does not hold: {', '.join(missing)}"
+    if len({slot.name for slot in document.pool.slots}) != len(document.pool.slots):
+        return "two slots of the policy have the same name"
+    if sum(entry.min_share_ppm for entry in document.classes) > 1_000_000:
+        return "the classes' minimum shares add up to more than 1"
+    if any(tenant.weight < 1 for tenant in document.tenants):
+        return "a tenant's weight is below 1"
+    return None
+
+
+@dataclass(frozen=True)
+class Verified:
+    """A bundle that may be applied, or why not. `revision` is that of the refused document where it could be read."""
+
+    document: PolicyDocument | None
+    reason: str = ""
+    revision: int = 0
+
+
+def verify_bundle(bundle: bytes, digest: str, trust: Trust) -> Verified:
+    """Check envelope, digest and signature; says nothing yet about revision and instants."""
+    try:
+        envelope = msgspec.json.decode(bundle, type=SignedPolicy)
+        body = signing.from_text(envelope.body)
+    except ValueError as error:
+        return Verified(None, f"the bundle cannot be read: {error}")
+    if signing.digest_hex(body) != digest:
+        return Verified(None, "the bundle is not the one that was announced: its digest differs")
+    try:
+        document = msgspec.json.decode(body, type=PolicyDocument)
+    except msgspec.DecodeError as error:
+        return Verified(None, f"the policy document cannot be read: {error}")
+    public = signing_key(trust.signing_keys, "policy", envelope.kid)
+    if public is None:
+        return Verified(None, f"signed with a key that is not known here ({envelope.kid})", document.revision)
+    message = policy_message(
+        installation=document.installation,
+        pool=document.pool.slug,
+        revision=document.revision,
+        digest=digest,
+        accept_until=document.accept_until,
+    )
+    try:
+        genuine = signing.verify(public, signing.from_text(envelope.signature), message)
+    except ValueError:
+        genuine = False
+    if not genuine:
+        return Verified(None, "the policy's signature does not hold", document.revision)
+    return Verified(document, revision=document.revision)
+
+
+class PolicyState:
+    """The last good policy; a refused one leaves it in force."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self._path = state_dir / POLICY_FILE
+        self.document: PolicyDocument | None = None
+        self.digest = ""
+        self.refused_revision: int | None = None
+        self.refused_digest = ""
+        self.refused_reason = ""
+
+    @property
+    def revision(self) -> int:
+        return 0 if self.document is None else self.document.revision
+
+    def restore(self, trust: Trust) -> PolicyDocument | None:
+        """The policy of the process before; None when there is none or it does not verify any more.
+
+        `accept_until` limits first application, never use.
+        """
+        try:
+            stored = msgspec.msgpack.decode(self._path.read_bytes(), type=StoredPolicy)
+        except (OSError, msgspec.DecodeError):
+            return None
+        verified = verify_bundle(stored.bundle, stored.digest, trust)
+        document = verified.document
+        if document is None or document.installation != trust.installation or document.pool.slug != trust.pool:
+            return None
+        if document.schema != SCHEMA or content_refusal(document) is not None:
+            return None
+        self.document, self.digest = document, stored.digest
+        return document
+
+    def consider(self, bundle: bytes, digest: str, trust: Trust, *, now_us: int) -> PolicyDocument | None:
+        """Verify a pulled bundle and take it, or keep the present one and remember why (the NACK)."""
+        verified = verify_bundle(bundle, digest, trust)
+        document, reason = verified.document, verified.reason
+        if document is not None:
+            refusal = refusal_of(document, trust, revision_now=self.revision, now_us=now_us)
+            document, reason = (None, refusal) if refusal is not None else (document, "")
+        if document is None:
+            self.refuse(verified.revision, digest, reason)
+            if reason.startswith(NOT_YET):
+                # Its time may come: asked for again with the next answer that names it.
+                self.refused_digest = ""
+            return None
+        write_atomic(self._path, msgspec.msgpack.encode(StoredPolicy(digest, bundle)))
+        self.document, self.digest = document, digest
+        self.refused_revision, self.refused_digest, self.refused_reason = None, "", ""
+        return document
+
+    def refuse(self, revision: int, digest: str, reason: str) -> None:
+        """Remember why a revision was not applied; told with every report until another is applied."""
+        self.refused_revision, self.refused_digest, self.refused_reason = revision, digest, reason
+
+    def wants(self, revision: int, digest: str) -> bool:
+        """Whether the desired revision is worth pulling: newer than what is applied, and not refused for good."""
+        return bool(digest) and revision > self.revision and digest != self.refused_digest
+
+
+class LiveList:
+    """Keys, suspended tenants and classes, freezes: each entry signed, applied in order of its number."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self._path = state_dir / LIVE_FILE
+        self.number = 0
+        self.keys: dict[int, LiveKey] = {}
+        self.by_hash: dict[str, LiveKey] = {}
+        self.tenants: dict[int, LiveTenant] = {}
+        self.classes: dict[int, LiveClass] = {}
+        self.freezes: dict[int, LiveFreeze] = {}
+        self._items: dict[tuple[str, int], LiveItem] = {}
+        self.problem = ""
+
+    def restore(self, trust: Trust) -> None:
+        """Entries of the process before, verified again."""
+        try:
+            stored = msgspec.msgpack.decode(self._path.read_bytes(), type=StoredLive)
+        except (OSError, msgspec.DecodeError):
+            return
+        if self._take(stored.items, trust):
+            self.number = stored.number
+
+    def apply(self, delta: LiveDelta, trust: Trust) -> bool:
+        """Take a delta of an answer; True when something changed.
+
+        A delta that starts past what is here is left: the number in the next report asks for the rest. An entry that
+        does not verify stops the whole delta, so that the number never claims what is not in force.
+        """
+        if not delta.full and (delta.since > self.number or delta.through <= self.number):
+            return False
+        if delta.full and delta.through == self.number and not delta.entries:
+            return False
+        kept = dict(self._items)
+        if delta.full:
+            self._clear()
+        if not self._take(delta.entries, trust):
+            self._clear()
+            self._take(list(kept.values()), trust)
+            return False
+        self.number = delta.through
+        self.problem = ""
+        stored = StoredLive(self.number, list(self._items.values()))
+        write_atomic(self._path, msgspec.msgpack.encode(stored))
+        return True
+
+    def _clear(self) -> None:
+        for table in (self.keys, self.by_hash, self.tenants, self.classes, self.freezes, self._items):
+            table.clear()
+
+    def _take(self, items: list[LiveItem], trust: Trust) -> bool:
+        for item in sorted(items, key=lambda item: item.number):
+            body = self._verified(item, trust)
+            if body is None:
+                return False
+            self._place(body, item)
+        return True
+
+    def _verified(self, item: LiveItem, trust: Trust) -> LiveBody | None:
+        try:
+            raw, signature = signing.from_text(item.body), signing.from_text(item.signature)
+            body: LiveBody = msgspec.json.decode(raw, type=LiveBody)
+        except ValueError as error:
+            self.problem = f"live entry {item.number} cannot be read: {error}"
+            return None
+        public = signing_key(trust.signing_keys, "live", item.kid)
+        message = live_message(installation=trust.installation, number=item.number, digest=signing.digest_hex(raw))
+        if public is None or not signing.verify(public, signature, message):
+            self.problem = f"the signature of live entry {item.number} does not hold (key {item.kid})"
+            return None
+        if body.number != item.number:
+            self.problem = f"live entry {item.number} says that it is number {body.number}"
+            return None
+        return body
+
+    def _place(self, body: LiveBody, item: LiveItem) -> None:
+        if isinstance(body, LiveKey):
+            before = self.keys.get(body.id)
+            for digest in before.hashes if before is not None else ():
+                self.by_hash.pop(digest, None)
+            self.keys[body.id] = body
+            for digest in body.hashes:
+                self.by_hash[digest] = body
+            self._items["key", body.id] = item
+        elif isinstance(body, LiveTenant):
+            self.tenants[body.id] = body
+            self._items["tenant", body.id] = item
+        elif isinstance(body, LiveClass):
+            self.classes[body.id] = body
+            self._items["class", body.id] = item
+        else:
+            self.freezes[body.pool_id] = body
+            self._items["freeze", body.pool_id] = item

@@ -1,0 +1,123 @@
+"""Leases of hard budgets on this agent: what may still be spent, what each lease has spent, and asking for more."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from controlplane.core.admission_snapshot import BudgetView, LeaseState
+from controlplane.core.reservations import LeasePurse
+from controlplane.wire.report import Exhausted, Lease, LeaseSpend
+
+EXHAUSTED_MEMORY_US: Final = 1_000_000
+"""For so long an answer of "used up" is believed before the control plane is asked again."""
+LOW_WATER_REQUESTS: Final = 4
+CLOSED_KEEP_US: Final = 600_000_000
+
+
+class HeldLease:
+    """One lease row of the control plane as it is spent here."""
+
+    __slots__ = ("closed_us", "expires_us", "learnt_us", "lease_id", "purse", "tenant_id")
+
+    def __init__(self, lease: Lease, now_us: int) -> None:
+        self.lease_id = lease.lease_id
+        self.tenant_id = lease.tenant_id
+        self.purse = LeasePurse(lease.amount_nanos)
+        self.expires_us = lease.expires_us
+        self.learnt_us = now_us
+        self.closed_us: int | None = None
+
+    def usable(self, now_us: int) -> bool:
+        return self.closed_us is None and now_us < self.expires_us
+
+
+class LeaseBook:
+    """All leases of this agent's epoch. The control plane's rows are the truth; this follows every answer."""
+
+    def __init__(self) -> None:
+        self._leases: dict[int, HeldLease] = {}
+        self._by_tenant: dict[int, list[HeldLease]] = {}
+        self._exhausted: dict[int, tuple[Exhausted, int]] = {}
+        self.unanswered: set[int] = set()
+        """Tenants whose last question found no control plane."""
+
+    def apply(self, leases: list[Lease], exhausted: list[Exhausted], *, asked_us: int, now_us: int) -> None:
+        """Take all open leases of an answer to what was sent at `asked_us`.
+
+        A lease that is not named is over, unless it was learnt after that question: then the answer is the older news.
+        """
+        named = set()
+        for lease in leases:
+            named.add(lease.lease_id)
+            self._take(lease, now_us)
+        for held in list(self._leases.values()):
+            if held.lease_id not in named and held.learnt_us < asked_us and held.closed_us is None:
+                held.closed_us = now_us
+                held.purse.recall(held.purse.remaining_nanos)
+            if (
+                held.closed_us is not None
+                and not held.purse.reserved_nanos
+                and now_us - held.closed_us > CLOSED_KEEP_US
+            ):
+                self._forget(held)
+        for entry in exhausted:
+            self._exhausted[entry.tenant_id] = entry, now_us
+
+    def _take(self, lease: Lease, now_us: int) -> None:
+        held = self._leases.get(lease.lease_id)
+        if held is None:
+            held = self._leases[lease.lease_id] = HeldLease(lease, now_us)
+            self._by_tenant.setdefault(lease.tenant_id, []).append(held)
+            self._exhausted.pop(lease.tenant_id, None)
+            return
+        held.expires_us = lease.expires_us
+        more = lease.amount_nanos - held.purse.granted_nanos
+        if more > 0:
+            held.purse.grant(more)
+            self._exhausted.pop(lease.tenant_id, None)
+        elif more < 0:
+            held.purse.recall(-more)
+
+    def _forget(self, held: HeldLease) -> None:
+        del self._leases[held.lease_id]
+        self._by_tenant[held.tenant_id].remove(held)
+
+    def look_up(self, view: BudgetView, tenant_id: int, bound_nanos: int, now_us: int) -> None:
+        """Fill a tenant's budget view for a request whose charge is at most `bound_nanos`."""
+        view.purse, view.window_ends_at_us = None, None
+        for held in self._by_tenant.get(tenant_id, ()):
+            if held.usable(now_us):
+                view.purse = held.purse
+                if held.purse.remaining_nanos >= bound_nanos:
+                    break
+        known = self._exhausted.get(tenant_id)
+        if known is not None and now_us - known[1] < EXHAUSTED_MEMORY_US:
+            view.state = LeaseState.EXHAUSTED
+            view.window_ends_at_us = known[0].ends_us
+        else:
+            view.state = LeaseState.CUT_OFF if tenant_id in self.unanswered else LeaseState.ABSENT
+
+    def remaining_nanos(self, tenant_id: int, now_us: int) -> int:
+        """What the tenant may still spend here without asking."""
+        return sum(held.purse.remaining_nanos for held in self._by_tenant.get(tenant_id, ()) if held.usable(now_us))
+
+    def runs_low(self, tenant_id: int, bound_nanos: int, now_us: int) -> bool:
+        """Whether to ask for more before a request has to wait for it."""
+        known = self._exhausted.get(tenant_id)
+        if known is not None and now_us - known[1] < EXHAUSTED_MEMORY_US:
+            return False
+        return self.remaining_nanos(tenant_id, now_us) < LOW_WATER_REQUESTS * bound_nanos
+
+    def exhausted_window(self, tenant_id: int) -> str:
+        """The budget that blocked, for the client's message."""
+        known = self._exhausted.get(tenant_id)
+        return known[0].budget if known is not None else ""
+
+    def spends(self, tenant_id: int | None = None) -> list[LeaseSpend]:
+        """Spent and reserved of every lease so far, or of one tenant's."""
+        held = self._leases.values() if tenant_id is None else self._by_tenant.get(tenant_id, ())
+        return [LeaseSpend(h.lease_id, h.purse.settled_nanos, h.purse.reserved_nanos) for h in held]
+
+    @property
+    def reserved_nanos(self) -> int:
+        return sum(held.purse.reserved_nanos for held in self._leases.values())

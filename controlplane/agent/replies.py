@@ -1,0 +1,32 @@
+"""The last word to a client, once the record of its request is written."""
+
+from __future__ import annotations
+
+from controlplane.agent.answers import error_event, refusal_answer
+from controlplane.agent.backends.base import Failure
+from controlplane.agent.call import Call
+from controlplane.agent.front_desk import call_headers
+from controlplane.core.reasons import Outcome
+
+
+def answer_client(call: Call, outcome: Outcome, body: bytes, failure: Failure | None) -> None:
+    """Tell the client, after the record was written."""
+    exchange = call.exchange
+    exchange.call = None
+    if outcome is Outcome.CANCELLED_BY_CLIENT:
+        return
+    if call.head_sent:
+        exchange.write(body if outcome is Outcome.COMPLETED else error_event(outcome))
+        exchange.end_stream(close=outcome is not Outcome.COMPLETED)
+    elif outcome is Outcome.COMPLETED:
+        if call.stream:
+            exchange.begin_stream(call_headers(call))
+            exchange.write(body)
+            exchange.end_stream()
+        else:
+            exchange.respond(200, body, call_headers(call))
+    elif failure is not None and 400 <= failure.status < 500 and failure.body:
+        exchange.respond(failure.status, failure.body, call_headers(call), failure.content_type)
+    else:
+        refusal = refusal_answer(outcome, None, "" if failure is None else failure.detail)
+        exchange.respond(refusal.status, refusal.body, call_headers(call) + refusal.headers)

@@ -1,0 +1,85 @@
+"""What the two listeners answer: tenants' API on one, metrics and health details on the other."""
+
+from __future__ import annotations
+
+import msgspec
+
+from controlplane.agent.answers import error_body
+from controlplane.agent.api_body import CHAT_PATH, TEXT_PATH
+from controlplane.agent.call import Call
+from controlplane.agent.engine import Engine
+from controlplane.agent.gateway import HttpExchange
+from controlplane.agent.health import ControlState, health_details
+from controlplane.agent.metrics import render
+from controlplane.agent.spool_store import SpoolStore
+
+PROMETHEUS = b"text/plain; version=0.0.4; charset=utf-8"
+_encode = msgspec.json.Encoder().encode
+
+
+class TenantRoutes:
+    """The OpenAI-compatible surface."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def handle(self, exchange: HttpExchange) -> None:
+        path, method = exchange.path, exchange.method
+        if path in (CHAT_PATH, TEXT_PATH):
+            if method == "POST":
+                self._engine.offer(exchange)
+            else:
+                _wrong_method(exchange, "POST")
+        elif path == "/v1/models":
+            self._models(exchange)
+        elif path == "/healthz":
+            exchange.respond(200, b"ok\n", content_type=b"text/plain")
+        elif path == "/readyz":
+            self._ready(exchange)
+        else:
+            message = f"There is nothing at {method} {path}. See /v1/models, {CHAT_PATH} and {TEXT_PATH}."
+            exchange.respond(404, error_body(message, "invalid_request_error", "not_found"))
+
+    def client_gone(self, call: Call) -> None:
+        self._engine.client_gone(call)
+
+    def _models(self, exchange: HttpExchange) -> None:
+        document = self._engine.registry.document
+        models = [] if document is None else [document.pool.model]
+        listed = [{"id": model, "object": "model", "created": 0, "owned_by": "flexband"} for model in models]
+        exchange.respond(200, _encode({"object": "list", "data": listed}))
+
+    def _ready(self, exchange: HttpExchange) -> None:
+        engine = self._engine
+        if engine.ready:
+            exchange.respond(200, b"ready\n", content_type=b"text/plain")
+        else:
+            why = engine.closed_because() or "No slot is ready."
+            exchange.respond(503, why.encode() + b"\n", content_type=b"text/plain")
+
+
+class AdminRoutes:
+    """Metrics and health details, on their own listener (loopback by default)."""
+
+    def __init__(self, engine: Engine, store: SpoolStore, control: ControlState) -> None:
+        self._engine = engine
+        self._store = store
+        self._control = control
+
+    def handle(self, exchange: HttpExchange) -> None:
+        if exchange.method not in ("GET", "HEAD"):
+            _wrong_method(exchange, "GET")
+        elif exchange.path == "/metrics":
+            exchange.respond(200, render(self._engine, self._store), content_type=PROMETHEUS)
+        elif exchange.path == "/healthz":
+            exchange.respond(200, _encode(health_details(self._engine, self._store, self._control)))
+        else:
+            exchange.respond(404, error_body("See /metrics and /healthz.", "invalid_request_error", "not_found"))
+
+    def client_gone(self, call: Call) -> None:
+        """Nothing runs for an admin request."""
+
+
+def _wrong_method(exchange: HttpExchange, allowed: str) -> None:
+    message = f"{exchange.path} takes {allowed}, not {exchange.method}."
+    exchange.respond(405, error_body(message, "invalid_request_error", None), b"allow: %b\r\n" % allowed.encode())

@@ -1,0 +1,144 @@
+"""What an ended call comes to: tokens, charge lines and the record. Who pays follows how it ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from controlplane.agent.backends.base import TokenUsage
+from controlplane.agent.call import Call
+from controlplane.agent.objectives import Measured
+from controlplane.core.pricing import ChargeLines, charge
+from controlplane.core.reasons import Outcome
+from controlplane.wire.report import FLAG_ESTIMATED, FLAG_NOT_CHARGED, FLAG_STREAMED, UsageRow
+
+NOTHING: Final = ChargeLines(0, 0, 0, 0, 0)
+UNKNOWN: Final = -1
+PAID_IF_DELIVERED: Final = frozenset(
+    {Outcome.UPSTREAM_ERROR, Outcome.CANCELLED_BY_DRAIN, Outcome.DISPLACED, Outcome.STAGE_TIMEOUT, Outcome.LOST}
+)
+
+
+@dataclass(slots=True)
+class Settled:
+    """Tokens and money of an ended call. `charged` false: its GPU time is repeated work."""
+
+    usage: TokenUsage
+    lines: ChargeLines
+    charged: bool
+
+
+def settle(call: Call, outcome: Outcome, usage: TokenUsage | None, gpu_us: int) -> Settled:
+    """Charge what is to be paid: all of a completed request, what was delivered of a broken one.
+
+    A client that cancels pays the prompt once its prefill had begun, and the output produced.
+    """
+    if usage is None:
+        started = bool(call.prefill_us)
+        usage = TokenUsage(call.prompt_tokens if started else 0, 0, call.output_tokens, estimated=True)
+    if outcome is Outcome.COMPLETED:
+        charged = True
+    elif outcome is Outcome.CANCELLED_BY_CLIENT:
+        charged = bool(call.prefill_us)
+    else:
+        charged = outcome in PAID_IF_DELIVERED and call.head_sent and call.output_tokens > 0
+    if not charged:
+        return Settled(usage, NOTHING, False)
+    lines = charge(
+        call.card,
+        prompt_tokens=usage.prompt_tokens,
+        cached_tokens=min(usage.cached_tokens, usage.prompt_tokens),
+        output_tokens=usage.output_tokens,
+        gpu_us=gpu_us,
+        batch=call.klass.is_batch,
+    )
+    return Settled(usage, lines, True)
+
+
+def opened_row(call: Call, model_id: int, job: str) -> UsageRow:
+    """The record as it stands at admission: if nothing more is heard of the request, it was lost."""
+    flags = (FLAG_STREAMED if call.stream else 0) | FLAG_ESTIMATED | FLAG_NOT_CHARGED
+    queued = call.queued
+    return UsageRow(
+        call.request_id, call.arrived_us, call.arrived_us, 1, UNKNOWN, call.tenant.policy.id, call.key.live.id,
+        call.klass.policy.id, call.asked.policy.id, model_id, job, call.revision, call.card.rate_version,
+        Outcome.LOST.code, 502, flags, 0, 0, 0,
+        UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN,
+        0, 0 if queued is None else queued.gpu_us, 0, 0, 0, 0, call.exchange.client_request_id,
+    )  # fmt: skip
+
+
+@dataclass(slots=True)
+class Stages:
+    """Time in each stage; they add up to the time from the last byte in to the last byte handed out."""
+
+    admission_us: int
+    queue_us: int
+    preprocess_us: int
+    prefill_us: int
+    decode_us: int
+    return_us: int
+
+
+def stages_of(call: Call, ended_us: int) -> Stages:
+    """Stages that were not reached took no time; the stage in which the call ended takes the rest."""
+    parsed = call.parsed_us or ended_us
+    admitted = call.admitted_us or ended_us
+    dispatched = call.dispatched_us or ended_us
+    began = call.prefill_us or (dispatched if call.dispatched_us else ended_us)
+    first = call.first_us or ended_us
+    last = call.last_us or ended_us
+    if call.dispatched_us:
+        began, first, last = max(began, dispatched), max(first, began, dispatched), max(last, first)
+    return Stages(
+        admission_us=max(0, admitted - parsed),
+        queue_us=max(0, dispatched - admitted),
+        preprocess_us=max(0, parsed - call.arrived_us) + max(0, began - dispatched),
+        prefill_us=max(0, first - began) if call.dispatched_us else 0,
+        decode_us=max(0, last - first) if call.dispatched_us else 0,
+        return_us=max(0, ended_us - last) if call.dispatched_us else 0,
+    )
+
+
+def closed_row(
+    call: Call,
+    opened: UsageRow,
+    *,
+    outcome: Outcome,
+    status: int,
+    settled: Settled,
+    stages: Stages,
+    gpu_us: int,
+    ended_us: int,
+    slot_id: int,
+) -> UsageRow:
+    """The record of an ended call."""
+    usage, lines, queued = settled.usage, settled.lines, call.queued
+    flags = FLAG_STREAMED if call.stream else 0
+    flags |= (FLAG_ESTIMATED if usage.estimated else 0) | (0 if settled.charged else FLAG_NOT_CHARGED)
+    ttft_us = call.first_us - call.arrived_us if call.stream and call.first_us else UNKNOWN
+    return UsageRow(
+        call.request_id, call.arrived_us, ended_us, 1 if queued is None else queued.attempt, slot_id,
+        opened.tenant_id, opened.key_id, opened.class_id, opened.asked_class_id, opened.model_id, opened.job,
+        opened.revision, opened.rate_version, outcome.code, status, flags,
+        usage.prompt_tokens, min(usage.cached_tokens, usage.prompt_tokens), usage.output_tokens,
+        stages.admission_us, stages.queue_us, 0, stages.preprocess_us, stages.prefill_us, stages.decode_us,
+        stages.return_us, ttft_us, gpu_us, opened.estimated_gpu_us,
+        lines.prompt_nanos, lines.cached_nanos, lines.output_nanos, lines.gpu_nanos, opened.client_request_id,
+    )  # fmt: skip
+
+
+def measured(call: Call, outcome: Outcome, ended_us: int) -> Measured:
+    """What contracts look at."""
+    tokens = call.output_tokens
+    decode_us = call.last_us - call.first_us
+    return Measured(
+        queue_wait_us=call.first_dispatch_us - call.arrived_us if call.first_dispatch_us else None,
+        ttft_us=call.first_us - call.arrived_us if call.first_us else None,
+        tpot_us=(decode_us // (tokens - 1) if tokens > 1 else 0) if call.first_us else None,
+        e2e_us=ended_us - call.arrived_us,
+        completed=outcome is Outcome.COMPLETED,
+        cancelled_by_client=outcome is Outcome.CANCELLED_BY_CLIENT,
+        cause=outcome.value,
+        downgraded=call.downgraded,
+    )

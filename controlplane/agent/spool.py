@@ -1,0 +1,319 @@
+"""The durable side of one epoch: records from admission to acceptance, and reports as exact bytes.
+
+An entry is buffered, and written before the response it belongs to is finished: the shell flushes once per turn of its
+event loop and hands out last bytes after that. So a killed process loses no record whose response was finished;
+`sync()` (once a second and before each report leaves) bounds what a machine that loses power can lose.
+
+An epoch is a directory of segments. A segment begins with all that is still open or not reported, so that older ones
+matter for their reports alone; they go 24 h after the last of those was accepted.
+"""
+
+import os
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from controlplane.agent.atomic_file import sync_directory
+from controlplane.agent.errors import AgentError
+from controlplane.agent.frames import HEADER, FramesRead, frame, read_frames
+from controlplane.agent.journal_entries import (
+    Accepted,
+    Closed,
+    Cut,
+    Entry,
+    Head,
+    Moved,
+    Opened,
+    Sealed,
+    Turned,
+    decode,
+    encode,
+)
+
+SEGMENT_BYTES = 16 * 1024 * 1024
+KEEP_ACCEPTED_US = 24 * 3_600_000_000
+
+
+@dataclass(frozen=True)
+class StoredReport:
+    """Where a report's bytes are."""
+
+    seq: int
+    at_us: int
+    seal: bool
+    path: Path
+    offset: int
+    length: int
+
+
+@dataclass
+class SpoolState:
+    """What the entries of an epoch add up to."""
+
+    opened: dict[str, Opened] = field(default_factory=dict)
+    closed: deque[Closed] = field(default_factory=deque)
+    turned: list[Turned] = field(default_factory=list)
+    reports: deque[StoredReport] = field(default_factory=deque)
+    """Reports that are not accepted, oldest first."""
+    accepted: deque[StoredReport] = field(default_factory=deque)
+    last_seq: int = 0
+    accepted_through: int = 0
+    sealed: Sealed | None = None
+
+    def take(self, entry: Entry, path: Path, offset: int, length: int) -> None:
+        """Bring the state up to one more entry."""
+        if isinstance(entry, Opened):
+            self.opened[entry.row.request_id] = entry
+        elif isinstance(entry, Closed):
+            self.opened.pop(entry.row.request_id, None)
+            self.closed.append(entry)
+        elif isinstance(entry, Turned):
+            self.turned.append(entry)
+        elif isinstance(entry, Moved):
+            for request_id in entry.request_ids:
+                self.opened.pop(request_id, None)
+        elif isinstance(entry, Cut):
+            self._take_cut(entry, path, offset, length)
+        elif isinstance(entry, Accepted):
+            self.accept(entry.seq)
+        elif isinstance(entry, Sealed):
+            self.sealed = entry
+        elif isinstance(entry, Head):
+            self._take_head(entry)
+
+    def _take_head(self, head: Head) -> None:
+        # The segment repeats what was open and unreported when it began.
+        self.opened.clear()
+        self.closed.clear()
+        self.turned.clear()
+        self.last_seq = max(self.last_seq, head.next_seq - 1)
+
+    def _take_cut(self, cut: Cut, path: Path, offset: int, length: int) -> None:
+        self.last_seq = cut.seq
+        self.reports.append(StoredReport(cut.seq, cut.at_us, cut.seal, path, offset, length))
+        for _ in range(min(cut.records, len(self.closed))):
+            self.closed.popleft()
+        self.closed = deque(
+            entry if entry.counted else msgspec.structs.replace(entry, counted=True) for entry in self.closed
+        )
+        for request_id, entry in self.opened.items():
+            if not entry.counted:
+                self.opened[request_id] = msgspec.structs.replace(entry, counted=True)
+        self.turned.clear()
+
+    def closed_over(self, records: int) -> bool:
+        """Whether more rows than that wait for a report."""
+        return len(self.closed) > records
+
+    def rewind(self, seq: int) -> bool:
+        """Make `seq` the next to send, as a restored control plane asks; False when it is not kept any more."""
+        if not any(report.seq == seq for report in (*self.accepted, *self.reports)):
+            return False
+        while self.accepted and self.accepted[-1].seq >= seq:
+            self.reports.appendleft(self.accepted.pop())
+        self.accepted_through = seq - 1
+        return True
+
+    def accept(self, seq: int) -> None:
+        self.accepted_through = max(self.accepted_through, seq)
+        while self.reports and self.reports[0].seq <= seq:
+            self.accepted.append(self.reports.popleft())
+
+
+class EpochSpool:
+    """One epoch's journal. Only the process that holds the epoch writes to it."""
+
+    def __init__(self, directory: Path, epoch: int, state: SpoolState, segment: int, size: int, now_us: int) -> None:
+        self.directory = directory
+        self.epoch = epoch
+        self.state = state
+        self.last_heard_us = now_us
+        """When the process that wrote this was last heard of: the end of what it left open."""
+        self._segment = segment
+        self._path = directory / f"{segment:06d}.log"
+        self._buffer: list[bytes] = []
+        self._written = size
+        self._dirty = False
+        self.gap = False
+        """Reports of this epoch were given up, so that nothing after them can be accepted."""
+        self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+
+    @classmethod
+    def create(cls, root: Path, epoch: int, now_us: int) -> "EpochSpool":
+        """A fresh epoch's spool. Raises AgentError when that epoch has been spooled before."""
+        directory = epoch_directory(root, epoch)
+        try:
+            directory.mkdir(parents=True, mode=0o700)
+        except FileExistsError:
+            raise AgentError(f"{directory} exists: epoch {epoch} was used before, and epochs only grow") from None
+        sync_directory(directory.parent)
+        spool = cls(directory, epoch, SpoolState(), 1, 0, now_us)
+        spool._begin_segment(now_us)
+        return spool
+
+    @classmethod
+    def reopen(cls, root: Path, epoch: int) -> "EpochSpool":
+        """What a process that is gone left behind; the torn end of its last segment is cut off."""
+        directory = epoch_directory(root, epoch)
+        state = SpoolState()
+        paths = sorted(directory.glob("*.log"))
+        size, heard_us = 0, 0
+        for path in list(paths):
+            data = path.read_bytes()
+            read = read_frames(data)
+            if len(paths) > 1 and path == paths[-1] and not _begun(read):
+                # Killed while this segment was begun: the one before it still says everything.
+                path.unlink()
+                paths.pop()
+                break
+            for offset, payload in read.entries:
+                state.take(decode(payload), path, offset, len(payload))
+            size, heard_us = read.valid_bytes, path.stat().st_mtime_ns // 1000
+            if read.valid_bytes < len(data):
+                with path.open("r+b") as file:
+                    file.truncate(read.valid_bytes)
+                    os.fsync(file.fileno())
+        segment = int(paths[-1].stem) if paths else 1
+        return cls(directory, epoch, state, segment, size, heard_us)
+
+    def append(self, entry: Entry) -> None:
+        """Buffer an entry and count it in."""
+        payload = encode(entry)
+        self.state.take(entry, self._path, self._written + HEADER.size, len(payload))
+        self._buffer.append(frame(payload))
+        self._written += HEADER.size + len(payload)
+
+    def flush(self) -> None:
+        """Hand everything buffered to the kernel: from here on only the machine's death loses it."""
+        if not self._buffer:
+            return
+        data = b"".join(self._buffer)
+        done = 0
+        try:
+            while done < len(data):
+                done += os.write(self._descriptor, data[done:] if done else data)
+        finally:
+            # On a full disk the rest stays buffered, and the next flush goes on where this one stopped.
+            self._buffer = [data[done:]] if done < len(data) else []
+        self._dirty = True
+
+    @property
+    def dirty(self) -> bool:
+        """Whether there is something that `sync` would make durable."""
+        return self._dirty
+
+    def sync(self) -> None:
+        """Make everything flushed durable; blocks for the disk, so the shell calls it in a thread."""
+        self._dirty = False
+        os.fdatasync(self._descriptor)
+
+    def cut(self, report: Cut) -> None:
+        """Write a report down before it is sent, and begin a new segment when this one is full."""
+        if report.seq != self.state.last_seq + 1:
+            raise ValueError(f"report {report.seq} does not follow {self.state.last_seq}")
+        self.append(report)
+        self.flush()
+        if self._written >= SEGMENT_BYTES:
+            self._rotate(report.at_us)
+
+    def body_of(self, report: StoredReport) -> bytes:
+        """The exact bytes of a stored report."""
+        self.flush()
+        with report.path.open("rb") as file:
+            file.seek(report.offset)
+            entry = decode(file.read(report.length))
+        if not isinstance(entry, Cut) or entry.seq != report.seq:
+            raise AgentError(f"{report.path} was changed by another program: report {report.seq} is not where it was")
+        return entry.body
+
+    def accept(self, seq: int, now_us: int) -> None:
+        """The control plane has taken reports through `seq`."""
+        if seq > self.state.accepted_through:
+            self.append(Accepted(seq, now_us))
+            self.flush()
+
+    def seal(self, now_us: int, reason: str = "") -> None:
+        """Nothing of this epoch is sent again."""
+        self.append(Sealed(now_us, reason))
+        self.flush()
+
+    def close(self) -> None:
+        self.flush()
+        os.close(self._descriptor)
+
+    def _begin_segment(self, now_us: int) -> None:
+        kept_open, kept_closed = list(self.state.opened.values()), list(self.state.closed)
+        kept_turned = list(self.state.turned)
+        kept: list[Entry] = [*kept_open, *kept_closed, *kept_turned]
+        for entry in (Head(self.epoch, self._segment, self.state.last_seq + 1, len(kept)), *kept):
+            self.append(entry)
+        self.flush()
+        os.fdatasync(self._descriptor)
+        sync_directory(self.directory)
+        self.last_heard_us = now_us
+
+    def _rotate(self, now_us: int) -> None:
+        os.fdatasync(self._descriptor)
+        os.close(self._descriptor)
+        self._segment += 1
+        self._path = self.directory / f"{self._segment:06d}.log"
+        self._written = 0
+        self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self._begin_segment(now_us)
+        self.drop_accepted(now_us)
+
+    def drop_accepted(self, now_us: int, keep_us: int = KEEP_ACCEPTED_US) -> int:
+        """Remove segments of which nothing is needed any more; returns the bytes freed."""
+        needed = {report.path for report in self.state.reports}
+        recent = {report.path for report in self.state.accepted if now_us - report.at_us < keep_us}
+        freed = 0
+        for path in sorted(self.directory.glob("*.log")):
+            if path == self._path or path in needed or path in recent:
+                break
+            freed += path.stat().st_size
+            path.unlink()
+        while self.state.accepted and not self.state.accepted[0].path.exists():
+            self.state.accepted.popleft()
+        while len(self.state.accepted) > 100_000:
+            self.state.accepted.popleft()
+        return freed
+
+    def drop_oldest_unaccepted(self, bytes_max: int) -> list[int]:
+        """Give up the oldest unaccepted reports until the epoch's size is under a bound; returns their numbers.
+
+        After that the epoch cannot be continued: its control plane waits for the first of them.
+        """
+        lost: list[int] = []
+        while self.size_bytes() > bytes_max and self.state.reports and self.state.reports[0].path != self._path:
+            path = self.state.reports[0].path
+            while self.state.reports and self.state.reports[0].path == path:
+                lost.append(self.state.reports.popleft().seq)
+            path.unlink(missing_ok=True)
+        self.gap = self.gap or bool(lost)
+        return lost
+
+    def size_bytes(self) -> int:
+        return sum(path.stat().st_size for path in self.directory.glob("*.log"))
+
+
+def _begun(read: FramesRead) -> bool:
+    """Whether a segment holds its head and everything that the head promises."""
+    if not read.entries:
+        return False
+    head = decode(read.entries[0][1])
+    return isinstance(head, Head) and len(read.entries) > head.kept
+
+
+def epoch_directory(root: Path, epoch: int) -> Path:
+    return root / f"epoch-{epoch:09d}"
+
+
+def spooled_epochs(root: Path) -> Iterator[int]:
+    """Epochs that have a directory, oldest first."""
+    for path in sorted(root.glob("epoch-*")):
+        digits = path.name.removeprefix("epoch-")
+        if path.is_dir() and digits.isdigit():
+            yield int(digits)

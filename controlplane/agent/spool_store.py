@@ -1,0 +1,105 @@
+"""All spools of an agent under one directory: the current epoch's, and old ones until they are sealed and 24 h old."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from pathlib import Path
+from typing import Final
+
+from controlplane.agent.journal_entries import Moved
+from controlplane.agent.spool import KEEP_ACCEPTED_US, EpochSpool, epoch_directory, spooled_epochs
+
+log = logging.getLogger(__name__)
+
+DEFAULT_BYTES_MAX: Final = 4 * 1024**3
+
+
+class SpoolStore:
+    """Current and old epochs. Bounded: past `bytes_max` the oldest reports go, and what went is named."""
+
+    def __init__(self, root: Path, *, bytes_max: int = DEFAULT_BYTES_MAX) -> None:
+        self.root = root
+        self.bytes_max = bytes_max
+        self.current: EpochSpool | None = None
+        self.old: dict[int, EpochSpool] = {}
+        self.dropped: list[str] = []
+        """What was lost for want of space, in words."""
+
+    def recover(self) -> None:
+        """Open what earlier processes left."""
+        self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for epoch in spooled_epochs(self.root):
+            self.old[epoch] = EpochSpool.reopen(self.root, epoch)
+
+    def unsealed(self) -> list[EpochSpool]:
+        """Old epochs of which something may still have to be sent, oldest first."""
+        return [spool for _, spool in sorted(self.old.items()) if spool.state.sealed is None]
+
+    def begin(self, epoch: int, now_us: int) -> EpochSpool:
+        """The spool of a new epoch; requests still open under the one before go on in it."""
+        before, spool = self.current, EpochSpool.create(self.root, epoch, now_us)
+        if before is not None:
+            moving = list(before.state.opened.values())
+            for entry in moving:
+                spool.append(entry)
+            spool.flush()
+            before.append(Moved([entry.row.request_id for entry in moving]))
+            before.flush()
+            self.old[before.epoch] = before
+        self.current = spool
+        return spool
+
+    def tidy(self, now_us: int) -> None:
+        """Remove what is accepted and old enough, and keep within the bound."""
+        for epoch, spool in list(self.old.items()):
+            sealed = spool.state.sealed
+            if sealed is not None and now_us - sealed.at_us >= KEEP_ACCEPTED_US:
+                self._remove(epoch)
+        if self.current is not None:
+            self.current.drop_accepted(now_us)
+        if self.size_bytes() > self.bytes_max:
+            self._make_room(now_us)
+
+    def _make_room(self, now_us: int) -> None:
+        """Accepted reports go first, then whole old epochs from the oldest on, each named."""
+        for epoch, spool in sorted(self.old.items()):
+            if self.size_bytes() <= self.bytes_max:
+                return
+            if spool.state.sealed is not None:
+                self._remove(epoch)
+        if self.current is not None:
+            self.current.drop_accepted(now_us, keep_us=0)
+        for epoch, spool in sorted(self.old.items()):
+            if self.size_bytes() <= self.bytes_max:
+                return
+            state = spool.state
+            first = state.reports[0].seq if state.reports else state.last_seq + 1
+            self._name_dropped(f"epoch {epoch}: reports {first} to {state.last_seq} and {len(state.closed)} records")
+            self._remove(epoch)
+        if self.current is not None and self.size_bytes() > self.bytes_max:
+            lost = self.current.drop_oldest_unaccepted(self.bytes_max)
+            if lost:
+                self._name_dropped(f"epoch {self.current.epoch}: reports {lost[0]} to {lost[-1]}")
+
+    def _name_dropped(self, what: str) -> None:
+        self.dropped.append(what)
+        log.critical("the spool is over %d bytes: dropped %s; an admin has to write this off", self.bytes_max, what)
+
+    def _remove(self, epoch: int) -> None:
+        spool = self.old.pop(epoch)
+        spool.close()
+        shutil.rmtree(epoch_directory(self.root, epoch), ignore_errors=True)
+
+    def size_bytes(self) -> int:
+        spools = [*self.old.values(), *([self.current] if self.current is not None else [])]
+        return sum(spool.size_bytes() for spool in spools)
+
+    @property
+    def unaccepted_reports(self) -> int:
+        spools = [*self.old.values(), *([self.current] if self.current is not None else [])]
+        return sum(len(spool.state.reports) for spool in spools)
+
+    def close(self) -> None:
+        for spool in [*self.old.values(), *([self.current] if self.current is not None else [])]:
+            spool.close()
