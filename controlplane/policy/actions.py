@@ -22,13 +22,16 @@ from controlplane.policy.models import Delivery, PolicyBundle, Revision, Rollout
 from controlplane.policy.queries import latest_revision, rest_of_ttft_ms
 from controlplane.policy.validation import Facts, errors, validate
 from controlplane.wakeups.bells import ring
-from controlplane.wire.signing import digest_hex
+from controlplane.wire.signing import TIME_TOLERANCE_US, digest_hex
 
 ALL_AT_ONCE = (100,)
 WAVES_MOST = 10
 REASON_MOST = 2_000
 # Any fixed number: pushes take turns, so that revisions become visible in the order of their numbers.
 PUSH_LOCK = 0x666C7075
+
+# An agent whose clock is behind by no more than a signed request may be must not refuse what is new.
+CLOCK_TOLERANCE = timedelta(microseconds=TIME_TOLERANCE_US)
 
 OPEN_ROLLOUTS = (Rollout.State.REQUESTED, Rollout.State.RUNNING)
 OPEN_DELIVERIES = (Delivery.State.PENDING, Delivery.State.SENT)
@@ -236,7 +239,7 @@ def _publish(
     rolls_back_from: int | None = None,
     rolls_back_to: int | None = None,
 ) -> Revision:
-    stamp = Stamp(_next_number(), now, now + timedelta(seconds=settings.POLICY_ACCEPT_S))
+    stamp = Stamp(_next_number(), now - CLOCK_TOLERANCE, now + timedelta(seconds=settings.POLICY_ACCEPT_S))
     revision = Revision.objects.create(
         number=stamp.revision,
         created_at=now,

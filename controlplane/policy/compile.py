@@ -10,7 +10,7 @@ from controlplane.budgets.models import Budget
 from controlplane.contracts.models import ContractVersion, WorkloadClass
 from controlplane.fleet.models import Pool, Slot
 from controlplane.ledger.models import RateCard
-from controlplane.policy.configuration import UNSTAMPED, Configuration, instant
+from controlplane.policy.configuration import Configuration, instant
 from controlplane.tenants.models import Tenant
 from controlplane.tenants.queries import installation
 from controlplane.wire.policy import (
@@ -160,6 +160,7 @@ def _live_cards(now: datetime) -> list[RateCard]:
 
 
 def _document(pool: Pool, source: Source) -> PolicyDocument:
+    """The document without its stamp: a push adds revision and instants."""
     classes = source.classes_of(pool)
     tenants = source.tenants_of(pool)
     return PolicyDocument(
@@ -170,7 +171,9 @@ def _document(pool: Pool, source: Source) -> PolicyDocument:
         tenants=[_tenant(row, source, {row.slug for row in classes}, pool.model.name) for row in tenants],
         contracts=_contracts(source, {row.id for row in classes}, {row.id for row in tenants}),
         rates=[_rate(row) for row in source.cards if _rate_applies(row, classes, pool)],
-        **UNSTAMPED,
+        revision=0,
+        not_before="",
+        accept_until="",
     )
 
 

@@ -9,8 +9,6 @@ import msgspec
 from controlplane.wire.policy import SCHEMA, PolicyDocument, SlotPolicy
 from controlplane.wire.signing import canonical, digest_hex
 
-UNSTAMPED = {"revision": 0, "not_before": "", "accept_until": ""}
-
 
 @dataclass(frozen=True)
 class Stamp:

@@ -110,7 +110,7 @@ def _publish(producer, nudge: Nudge, body: bytes) -> None:  # type: ignore[no-un
 
 def fanout(pool_slug: str) -> Exchange:
     """The pool's exchange as both sides declare it."""
-    return Exchange(pool_exchange(pool_slug), type="fanout")
+    return Exchange(pool_exchange(pool_slug), type="fanout", durable=False)
 
 
 def own_queue(agent_uuid: str) -> Queue:

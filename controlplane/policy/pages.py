@@ -164,6 +164,16 @@ class RolloutPage:
         """State of agents -> how many, in the order of AGENT_STATES."""
         return {state: sum(row.state == state for row in self.agents) for state in AGENT_STATES}
 
+    @property
+    def parts(self) -> list[dict[str, object]]:
+        """The bar of progress: share of the agents and colour token, what is done first."""
+        total = len(self.agents)
+        return [
+            {"share": self.counts[state] / total, "colour": colour}
+            for state, colour in BAR_COLOURS.items()
+            if self.counts[state]
+        ]
+
 
 # Attention first; words as people read them.
 AGENT_STATES = {
@@ -173,6 +183,16 @@ AGENT_STATES = {
     "delivered": ("neutral", "Delivered"),
     "waiting": ("plain", "Later wave"),
     "active": ("ok", "Active"),
+}
+
+
+BAR_COLOURS = {
+    "active": "--series-1",
+    "delivered": "--series-3",
+    "requested": "--series-2",
+    "waiting": "--line-strong",
+    "refused": "--bad-fill",
+    "silent": "--unknown-edge",
 }
 
 

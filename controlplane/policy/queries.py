@@ -1,5 +1,6 @@
 """What policy is in force where: for agents (desired revision, bundles, keys) and for pages (drift, progress)."""
 
+import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -59,6 +60,10 @@ SELECT pool.slug, percentile_cont(0.5) WITHIN GROUP (ORDER BY sample.rest_us) / 
  GROUP BY pool.slug
 """
 
+BUNDLES_KEPT = 64
+BUNDLE_AGE_S = 5.0
+_bundles: dict[tuple[int, str], tuple[float, bytes]] = {}
+
 Desired = tuple[int, str]
 """(revision, digest)"""
 
@@ -77,7 +82,23 @@ def desired_for(cursor: Any, agent_ids: Iterable[int]) -> dict[int, Desired]:
 
 
 def bundle(pool_id: int, digest: str) -> bytes | None:
-    """What an agent pulls: msgspec JSON of SignedPolicy; None for a digest that is not this pool's or not signed."""
+    """What an agent pulls: msgspec JSON of SignedPolicy; None for a digest that is not this pool's or not signed.
+
+    A body never changes under its digest, so a process keeps what it read: a thousand agents pull at once. The
+    signature can change (a revoked key), so it is read again after BUNDLE_AGE_S.
+    """
+    kept = _bundles.get((pool_id, digest))
+    if kept is not None and time.monotonic() < kept[0]:
+        return kept[1]
+    found = _read_bundle(pool_id, digest)
+    if found is not None:
+        if len(_bundles) >= BUNDLES_KEPT:
+            _bundles.clear()
+        _bundles[pool_id, digest] = (time.monotonic() + BUNDLE_AGE_S, found)
+    return found
+
+
+def _read_bundle(pool_id: int, digest: str) -> bytes | None:
     row = (
         PolicyBundle.objects.filter(pool_id=pool_id, digest=digest, signature__isnull=False)
         .values_list("kid", "signature", "body")
@@ -86,6 +107,7 @@ def bundle(pool_id: int, digest: str) -> bytes | None:
     if row is None:
         return None
     kid, signature, body = row
+    assert signature is not None
     return msgspec.json.encode(SignedPolicy(kid=kid, signature=to_text(bytes(signature)), body=to_text(bytes(body))))
 
 
@@ -152,7 +174,7 @@ class AgentDrift:
     """One agent: what it is to apply, what it said it applies, and how old that word is.
 
     `state` is in_force, behind, refused, must_upgrade, silent or never (it has not reported yet); `since` is the
-    instant from which it should have had the desired revision.
+    instant from which it should have had the desired revision, for a silent one its last word.
     """
 
     agent_id: int
@@ -192,7 +214,7 @@ def _sent_at(wanted: dict[int, Desired]) -> dict[int, datetime]:
     return {
         agent_id: sent_at
         for agent_id, revision, sent_at in rows.values_list("agent_id", "rollout__revision_id", "sent_at")
-        if wanted[agent_id][0] == revision
+        if sent_at is not None and wanted[agent_id][0] == revision
     }
 
 
@@ -209,7 +231,7 @@ def _drift_of(agent: Agent, wanted: Desired | None, sent_at: datetime | None, no
         desired=revision,
         applied=live.revision if live is not None and live.revision else None,
         reported_at=live.reported_at if live is not None else None,
-        since=sent_at,
+        since=live.reported_at if live is not None and state == "silent" else sent_at,
         reason=reason,
     )
 

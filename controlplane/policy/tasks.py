@@ -8,6 +8,7 @@ from controlplane.fleet.models import Pool
 from controlplane.policy import live_list, rollouts
 from controlplane.policy.actions import refresh_bindings
 from controlplane.policy.nudges import compose, send_all
+from controlplane.policy.signing import ensure_keys
 
 BINDING_ACTOR = Actor.system("binding")
 
@@ -32,8 +33,10 @@ def sign_live() -> int:
 @shared_task(name="policy.sweep", ignore_result=True)
 def sweep() -> None:
     """What lost messages and silence left undone: live entries, bindings, waves, answers that never came."""
-    sign_live()
     now = timezone.now()
+    # Agents learn public keys when they say hello, so keys exist before there is anything to sign.
+    ensure_keys(now)
+    sign_live()
     live_list.sign_again(now)
     refresh_bindings(actor=BINDING_ACTOR, now=now)
     rollouts.sweep(now)

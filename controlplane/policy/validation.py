@@ -227,19 +227,19 @@ def _max_lent(source: Source, facts: Facts) -> Iterator[Finding]:
 
 
 def _floors(source: Source, facts: Facts) -> Iterator[Finding]:
-    """In shared pools minimum shares add up to at most 1; elsewhere the floor is the share, so none may be larger."""
+    """Minimum shares add up to at most 1; where slots are not shared the floor is the share, so none may be larger."""
     for pool in source.pools:
         slots = source.slots_of(pool)
         served = source.classes_of(pool)
+        total = sum(row.min_share_ppm for row in served)
+        if total > PPM:
+            yield _error(
+                Rule.FLOORS_OVER_SLOTS,
+                pool.slug,
+                f"Minimum shares of its classes add up to {total / PPM:.2f} of the slots.",
+                "Lower minimum shares until they add up to 1 or less.",
+            )
         if pool.isolation == Pool.Isolation.SHARED:
-            total = sum(row.min_share_ppm for row in served)
-            if total > PPM:
-                yield _error(
-                    Rule.FLOORS_OVER_SLOTS,
-                    pool.slug,
-                    f"Minimum shares of its classes add up to {total / PPM:.2f} of the slots.",
-                    "Lower minimum shares until they add up to 1 or less.",
-                )
             continue
         for row in served:
             floor = len(_band(slots, row.kind))

@@ -13,7 +13,7 @@ from controlplane.policy.diff import diff, groups, tally
 from controlplane.policy.forms import PushForm, ReasonForm, take_errors
 from controlplane.policy.models import Revision, Rollout
 from controlplane.policy.pages import review, revision_rows, rollout_page
-from controlplane.policy.queries import drift, latest_revision
+from controlplane.policy.queries import AgentDrift, drift, latest_revision
 from controlplane.tenants.access import may, requires
 from controlplane.web.pagination import BadCursor, keyset_page
 
@@ -81,7 +81,7 @@ def review_page(request: HttpRequest) -> HttpResponse:
             return redirect("rollout", number=revision.number)
     if form.is_bound and "reviewed_digest" not in form.errors:
         # What is shown now is what a second try pushes.
-        form.data = {**form.data.dict(), "reviewed_digest": found.digest}
+        form.data = {**request.POST.dict(), "reviewed_digest": found.digest}
     context = {"now": now, "review": found, "form": form, "may_push": may(request.user, "policy.push")}
     return render(request, "policy/review.html", context, status=422 if form.is_bound else 200)
 
@@ -169,7 +169,7 @@ def _revision_or_404(number: int) -> Revision:
     return revision
 
 
-def _state_of(agents: list) -> str:
+def _state_of(agents: list[AgentDrift]) -> str:
     states = {row.state for row in agents}
     if states & {"refused", "must_upgrade"}:
         return "bad"

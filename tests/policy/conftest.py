@@ -185,7 +185,7 @@ class Listeners:
     def _run(self) -> None:
         options = REDIS_TRANSPORT_OPTIONS if self._url.startswith("redis") else {}
         with Connection(self._url, transport_options=options) as connection:
-            exchange = Exchange(pool_exchange(self._pool), type="fanout")
+            exchange = Exchange(pool_exchange(self._pool), type="fanout", durable=False)
             consumers = []
             for uuid in self.heard:
                 channel = connection.channel()

@@ -12,9 +12,9 @@ from django.utils import timezone
 from controlplane.fleet.models import AgentLive
 from controlplane.policy import rollouts
 from controlplane.policy.actions import push
+from controlplane.policy.compile import compile_configuration
 from controlplane.policy.models import Revision
 from controlplane.policy.queries import drift
-from controlplane.policy.compile import compile_configuration
 from tests import factories
 from tests.policy.conftest import make_fleet
 
@@ -118,7 +118,7 @@ def test_drift_tells_every_state_apart(db, actor):
     now = timezone.now()
     revision = push(actor=actor, reason="x", now=now)
     rollouts.run(revision.rollout.pk, now)
-    ok, behind, refused, old, silent, never = fleet.agents
+    ok, behind, refused, old, silent, _never = fleet.agents
     report(ok, revision=revision.number)
     report(behind)
     report(refused, refused=revision.number, reason="wrong target")
