@@ -1,6 +1,9 @@
 """Reading and checking the audit log."""
 
 from dataclasses import dataclass
+from datetime import datetime
+
+from django.db.models import QuerySet
 
 from controlplane.audit.actions import GENESIS, chained_hash
 from controlplane.audit.models import AuditEntry
@@ -21,3 +24,36 @@ def verify_chain() -> ChainCheck:
             return ChainCheck(entries=count, broken_at=entry.pk)
         previous, count = bytes(entry.hash), count + 1
     return ChainCheck(entries=count, broken_at=None)
+
+
+@dataclass(frozen=True, slots=True)
+class AuditFilter:
+    """What a reader looks for; empty fields do not narrow. `until` is exclusive."""
+
+    noun: str = ""
+    action: str = ""
+    actor: str = ""
+    tenant: str = ""
+    object_id: str = ""
+    since: datetime | None = None
+    until: datetime | None = None
+
+
+def entries(wanted: AuditFilter) -> QuerySet[AuditEntry]:
+    """The entries that match, unordered."""
+    rows = AuditEntry.objects.all()
+    exact = {"noun": wanted.noun, "action": wanted.action, "tenant_slug": wanted.tenant, "object_id": wanted.object_id}
+    rows = rows.filter(**{column: value for column, value in exact.items() if value})
+    if wanted.actor:
+        rows = rows.filter(actor_name__icontains=wanted.actor)
+    if wanted.since is not None:
+        rows = rows.filter(at__gte=wanted.since)
+    if wanted.until is not None:
+        rows = rows.filter(at__lt=wanted.until)
+    return rows
+
+
+def vocabulary() -> dict[str, list[str]]:
+    """The nouns and actions that occur, for the filters."""
+    pairs = AuditEntry.objects.order_by("noun", "action").values_list("noun", "action").distinct()
+    return {"nouns": sorted({noun for noun, _ in pairs}), "actions": sorted({action for _, action in pairs})}

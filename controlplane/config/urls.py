@@ -15,6 +15,8 @@ def _brought(file: str) -> list[str]:
 urlpatterns = [
     *(path("", include(module)) for module in _brought("urls")),
     *(path("api/v1/", include(module)) for module in _brought("api_urls")),
+    # Behind everything: `live` brings the page at "/"; until it does, a person begins where the role works.
+    path("", include("controlplane.tenants.start_urls")),
 ]
 
 handler400 = "controlplane.web.views.bad_request"

@@ -77,6 +77,7 @@ class Member(models.Model):
     user = models.OneToOneField(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="member")
     role = models.CharField(max_length=10, choices=Role.choices)
     tenant = models.ForeignKey(Tenant, null=True, blank=True, on_delete=models.PROTECT, related_name="members")
+    version = models.IntegerField(default=1)
 
     class Meta:
         constraints = [
@@ -88,7 +89,11 @@ class Member(models.Model):
 
 
 class ApiKey(models.Model):
-    """`public_id` and budget stay for ever; the secret is stored hashed (SHA-256) and may be rotated with overlap."""
+    """`public_id` and budget stay for ever; the secret is stored hashed (SHA-256) and may be rotated with overlap.
+
+    `rotation_id` is the caller's name for the last rotation: repeating it changes nothing. `rotation_nonce` is one of
+    the three parts from which the same answer is made again for a short time; alone it says nothing.
+    """
 
     class State(models.TextChoices):
         ACTIVE = "active"
@@ -102,6 +107,9 @@ class ApiKey(models.Model):
     secret_hash = models.CharField(max_length=64, unique=True)
     previous_hash = models.CharField(max_length=64, blank=True, default="")
     previous_valid_until = models.DateTimeField(null=True, blank=True)
+    rotation_id = models.CharField(max_length=64, blank=True, default="")
+    rotation_nonce = models.CharField(max_length=64, blank=True, default="")
+    rotated_at = models.DateTimeField(null=True, blank=True)
     state = models.CharField(max_length=8, choices=State.choices, default=State.ACTIVE)
     expires_at = models.DateTimeField(null=True, blank=True)
     classes = ArrayField(models.CharField(max_length=63), default=list)
@@ -114,3 +122,28 @@ class ApiKey(models.Model):
     last_used_at = models.DateTimeField(null=True, blank=True)
     live_number = models.BigIntegerField(default=0, db_index=True)
     version = models.IntegerField(default=1)
+
+
+class IdempotentWrite(models.Model):
+    """The answer to a write that came with an Idempotency-Key: a repeat gets it again instead of a second write.
+
+    `body_digest` tells a repeat from another body under the same key. `response` has no secrets.
+    """
+
+    id = models.BigAutoField(primary_key=True)
+    principal_id = models.BigIntegerField()
+    method = models.CharField(max_length=7)
+    path = models.CharField(max_length=400)
+    key = models.CharField(max_length=200)
+    body_digest = models.CharField(max_length=64)
+    status = models.SmallIntegerField()
+    response = models.JSONField(null=True)
+    etag = models.CharField(max_length=80, blank=True, default="")
+    created_at = models.DateTimeField(db_index=True)
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(
+                fields=["principal_id", "method", "path", "key"], name="idempotent_write_once_per_scope"
+            )
+        ]

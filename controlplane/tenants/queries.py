@@ -1,13 +1,14 @@
-"""The doors to tenants: scoping by person lives here and nowhere else."""
+"""The doors to tenants, keys and people: scoping by person lives here and nowhere else."""
 
 from typing import Any
 
+from django.apps import apps
 from django.contrib.auth.models import AnonymousUser, User
-from django.db.models import QuerySet
+from django.db.models import Q, QuerySet
 from django.http import Http404, HttpRequest
 
 from controlplane.tenants.access import member_of
-from controlplane.tenants.models import Installation, Tenant
+from controlplane.tenants.models import ApiKey, Installation, Member, Tenant
 from controlplane.tenants.roles import Role
 
 
@@ -27,6 +28,54 @@ def tenant_for(user: User | AnonymousUser, slug: str) -> Tenant:
     if tenant is None:
         raise Http404("There is no such tenant.")
     return tenant
+
+
+def visible_keys(user: User | AnonymousUser) -> QuerySet[ApiKey]:
+    """Keys of the tenants that the person may see."""
+    return ApiKey.objects.filter(tenant__in=visible_tenants(user)).select_related("tenant")
+
+
+def key_for(user: User | AnonymousUser, public_id: str) -> ApiKey:
+    """The only door to a key; Http404 like `tenant_for`."""
+    key = visible_keys(user).filter(public_id=public_id).first()
+    if key is None:
+        raise Http404("There is no such key.")
+    return key
+
+
+def members() -> QuerySet[Member]:
+    """Everybody who can sign in; the view is for administrators."""
+    return Member.objects.select_related("user", "tenant").filter(user__is_active=True)
+
+
+def member_for(member_id: int) -> Member:
+    member = members().filter(pk=member_id).first()
+    if member is None:
+        raise Http404("There is no such member.")
+    return member
+
+
+def search_keys(keys: QuerySet[ApiKey], text: str) -> QuerySet[ApiKey]:
+    """Keys whose name, id, prefix or tenant holds the text."""
+    return keys.filter(
+        Q(name__icontains=text)
+        | Q(public_id__icontains=text)
+        | Q(prefix__istartswith=text.removeprefix("fb_").split("_")[0])
+        | Q(tenant__slug__icontains=text)
+    )
+
+
+def class_slugs() -> list[tuple[str, str]]:
+    """(slug, label) of the classes that are not archived. The table belongs to an app above this one, so it is asked
+    for by name, like a foreign key.
+    """
+    classes = apps.get_model("contracts", "WorkloadClass").objects.exclude(state="archived").order_by("slug")
+    return [(slug, f"{slug} ({kind})") for slug, kind in classes.values_list("slug", "kind")]
+
+
+def model_names() -> list[str]:
+    """Names of the models that pools serve; see `class_slugs` for why by name."""
+    return list(apps.get_model("fleet", "ServedModel").objects.order_by("name").values_list("name", flat=True))
 
 
 def installation() -> Installation:

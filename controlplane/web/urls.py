@@ -2,6 +2,10 @@
 
 from django.urls import path
 
-from controlplane.web import views
+from controlplane.web import health, views
 
-urlpatterns = [path("styleguide/", views.styleguide, name="styleguide")]
+urlpatterns = [
+    path("healthz", health.alive, name="healthz"),
+    path("readyz", health.ready, name="readyz"),
+    path("styleguide/", views.styleguide, name="styleguide"),
+]

@@ -1,0 +1,223 @@
+"""Reading tenants together with their money: one row per tenant in a fixed number of queries."""
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from django.db.models import (
+    Case,
+    Count,
+    Exists,
+    F,
+    IntegerField,
+    Max,
+    OuterRef,
+    Q,
+    QuerySet,
+    Subquery,
+    Sum,
+    Value,
+    When,
+)
+from django.db.models.functions import Coalesce
+
+from controlplane.budgets.models import Budget, BudgetWindow
+from controlplane.budgets.queries import Standing, standings
+from controlplane.contracts.models import Contract, ContractVersion, WorkloadClass
+from controlplane.core.reasons import REASON_CODES
+from controlplane.tenants.models import ApiKey, Tenant
+from controlplane.usage.models import DecisionSample, RefusalMinute
+
+EXPIRES_SOON = timedelta(days=14)
+SORTS = {
+    "attention": ("attention", "slug", "id"),
+    "name": ("slug", "id"),
+    "newest": ("-created_at", "-id"),
+}
+REASON_WORDS = {code: reason.value for reason, code in REASON_CODES.items()}
+STOPPED, NEAR, EXPIRING, FINE, SUSPENDED, ARCHIVED = range(6)
+WORST = ("stopped", "over", "near", "forecast", "ok")
+
+
+@dataclass(frozen=True, slots=True)
+class TenantRow:
+    """A tenant as the list shows it. `standing` is its month's budget, or the first; None: no budget of its own."""
+
+    tenant: Tenant
+    parent_slug: str
+    classes: list[tuple[str, str]]
+    standing: Standing | None
+    worst: str
+    keys: int
+    expiring_keys: int
+    last_used_at: datetime | None
+
+    @property
+    def grade(self) -> str:
+        if self.tenant.state != Tenant.State.ACTIVE:
+            return "neutral"
+        if self.worst in ("stopped", "over"):
+            return "bad"
+        return "risk" if self.worst in ("near", "forecast") or self.expiring_keys else "ok"
+
+    @property
+    def word(self) -> str:
+        if self.tenant.state != Tenant.State.ACTIVE:
+            return str(self.tenant.state).capitalize()
+        words = {"stopped": "Stopped", "over": "Over limit", "near": "Near limit", "forecast": "Over forecast"}
+        return words.get(self.worst) or ("Key expires" if self.expiring_keys else "OK")
+
+    @property
+    def note(self) -> str:
+        """The second line: what is behind the chip, else the name."""
+        if self.tenant.state == Tenant.State.SUSPENDED and self.tenant.suspend_reason:
+            return self.tenant.suspend_reason
+        if self.worst == "stopped":
+            return "A hard budget is used up"
+        if self.worst == "near":
+            return "A budget is over 80 % settled and leased"
+        if self.worst == "forecast":
+            return "At the present rate a budget will not last"
+        if self.expiring_keys:
+            plural = "key expires" if self.expiring_keys == 1 else "keys expire"
+            return f"{self.expiring_keys} {plural} within {EXPIRES_SOON.days} days"
+        return self.tenant.name
+
+
+@dataclass(frozen=True, slots=True)
+class Refusals:
+    """How often a tenant was refused since an instant, by reason, and the latest decisions kept in full."""
+
+    by_reason: list[tuple[str, int]]
+    total: int
+    latest: list[tuple[DecisionSample, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class ContractLine:
+    """A contract that judges the tenant's requests: its own, or its class's for everybody."""
+
+    contract: Contract
+    version: ContractVersion | None
+    own: bool
+
+
+def searched(
+    tenants: QuerySet[Tenant], *, text: str, state: str, workload_class: str, now: datetime
+) -> QuerySet[Tenant]:
+    """The tenants that match, with the annotation `attention` that sorts what needs it first."""
+    rows = tenants
+    if text:
+        keys = ApiKey.objects.filter(tenant=OuterRef("pk")).filter(
+            Q(name__icontains=text) | Q(prefix__istartswith=text)
+        )
+        people = Q(members__user__username__icontains=text)
+        found = Q(slug__icontains=text) | Q(name__icontains=text) | Exists(keys) | people
+        rows = rows.filter(pk__in=tenants.filter(found).values("pk"))
+    if state in Tenant.State.values:
+        rows = rows.filter(state=state)
+    elif state != "all":
+        rows = rows.exclude(state=Tenant.State.ARCHIVED)
+    if workload_class:
+        rows = rows.filter(classes__contains=[workload_class])
+    return rows.annotate(attention=_attention(now))
+
+
+def _attention(now: datetime) -> Case:
+    windows = BudgetWindow.objects.filter(
+        budget__tenant=OuterRef("pk"), budget__archived_at=None, starts_at__lte=now, ends_at__gt=now
+    )
+    stopped = windows.filter(settled_nanos__gte=F("budget__limit_nanos"))
+    near = windows.filter(settled_nanos__gte=F("budget__limit_nanos") / 10 * 8 - F("leased_nanos"))
+    expiring = ApiKey.objects.filter(tenant=OuterRef("pk"), **_expiring(now))
+    return Case(
+        When(state=Tenant.State.ARCHIVED, then=Value(ARCHIVED)),
+        When(state=Tenant.State.SUSPENDED, then=Value(SUSPENDED)),
+        When(Exists(stopped), then=Value(STOPPED)),
+        When(Exists(near), then=Value(NEAR)),
+        When(Exists(expiring), then=Value(EXPIRING)),
+        default=Value(FINE),
+        output_field=IntegerField(),
+    )
+
+
+def _expiring(now: datetime) -> dict[str, object]:
+    return {"state": ApiKey.State.ACTIVE, "expires_at__gt": now, "expires_at__lte": now + EXPIRES_SOON}
+
+
+def rows_of(tenants: Sequence[Tenant], now: datetime) -> list[TenantRow]:
+    """What the list shows of tenants, in their order: five queries however many there are."""
+    ids = [tenant.pk for tenant in tenants]
+    money: dict[int, list[Standing]] = defaultdict(list)
+    budgets = Budget.objects.filter(tenant__in=ids, archived_at=None).select_related("tenant").order_by("id")
+    for standing in standings(budgets, now):
+        money[standing.budget.tenant_id].append(standing)
+    keys = {
+        row["tenant_id"]: row
+        for row in ApiKey.objects.filter(tenant__in=ids)
+        .values("tenant_id")
+        .annotate(
+            active=Count("id", filter=Q(state=ApiKey.State.ACTIVE)),
+            expiring=Count("id", filter=Q(**_expiring(now))),
+            last=Max("last_used_at"),
+        )
+    }
+    kinds = dict(WorkloadClass.objects.values_list("slug", "kind"))
+    parents = dict(
+        Tenant.objects.filter(pk__in={tenant.parent_id for tenant in tenants if tenant.parent_id}).values_list(
+            "pk", "slug"
+        )
+    )
+    return [
+        _row(tenant, money.get(tenant.pk, []), keys.get(tenant.pk, {}), kinds, parents.get(tenant.parent_id or 0, ""))
+        for tenant in tenants
+    ]
+
+
+def _row(
+    tenant: Tenant, money: list[Standing], keys: dict[str, object], kinds: dict[str, str], parent_slug: str
+) -> TenantRow:
+    month = next((standing for standing in money if standing.budget.period == Budget.Period.MONTH), None)
+    return TenantRow(
+        tenant=tenant,
+        parent_slug=parent_slug,
+        classes=[(slug, kinds.get(slug, "")) for slug in tenant.classes],
+        standing=month or (money[0] if money else None),
+        worst=min((standing.state for standing in money), key=WORST.index, default="ok"),
+        keys=int(keys.get("active") or 0),  # type: ignore[call-overload]
+        expiring_keys=int(keys.get("expiring") or 0),  # type: ignore[call-overload]
+        last_used_at=keys.get("last"),  # type: ignore[arg-type]
+    )
+
+
+def refusals_of(tenant: Tenant, since: datetime) -> Refusals:
+    """Counts since an instant, the most frequent reason first, and the ten latest decisions kept in full."""
+    counts = Counter(
+        dict(
+            RefusalMinute.objects.filter(tenant_id=tenant.pk, minute__gte=since)
+            .values_list("reason")
+            .annotate(total=Sum("count"))
+        )
+    )
+    samples = DecisionSample.objects.filter(tenant_id=tenant.pk, at__gte=since, reason__in=list(REASON_WORDS))
+    return Refusals(
+        by_reason=[(REASON_WORDS.get(code, f"code {code}"), count) for code, count in counts.most_common()],
+        total=counts.total(),
+        latest=[(sample, REASON_WORDS[sample.reason]) for sample in samples.order_by("-at")[:10]],
+    )
+
+
+def contracts_of(tenant: Tenant) -> list[ContractLine]:
+    """The tenant's own contracts first, then those of its classes that hold for everybody."""
+    own = Q(tenant=tenant)
+    shared = Q(tenant=None, workload_class__slug__in=tenant.classes)
+    latest = ContractVersion.objects.filter(contract=OuterRef("pk")).order_by("-number").values("pk")[:1]
+    contracts = list(
+        Contract.objects.filter(own | shared, archived_at=None)
+        .select_related("workload_class")
+        .annotate(version_id_latest=Subquery(latest))
+        .order_by(Coalesce("tenant_id", Value(2**30)), "slug")
+    )
+    versions = ContractVersion.objects.in_bulk([row.version_id_latest for row in contracts if row.version_id_latest])
+    return [ContractLine(row, versions.get(row.version_id_latest), row.tenant_id == tenant.pk) for row in contracts]

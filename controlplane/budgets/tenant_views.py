@@ -1,0 +1,150 @@
+"""The list of tenants and a tenant's own page: they stand here because they show money beside the tenants."""
+
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
+from django.urls import reverse
+from django.utils import timezone
+
+from controlplane.audit.queries import AuditFilter, entries
+from controlplane.budgets.models import Budget
+from controlplane.budgets.queries import ancestors, outstanding_leases, standings
+from controlplane.budgets.tenant_queries import SORTS, TenantRow, contracts_of, refusals_of, rows_of, searched
+from controlplane.tenants.access import may, requires
+from controlplane.tenants.audit_views import changes_of
+from controlplane.tenants.models import ApiKey, Tenant
+from controlplane.tenants.queries import class_slugs, tenant_for, visible_tenants
+from controlplane.web.exports import CsvResponse, decimal_of_nanos
+from controlplane.web.pagination import BadCursor, keyset_page
+from controlplane.web.views import bad_request
+
+STATES = (("", "In use"), ("active", "Active"), ("suspended", "Suspended"), ("archived", "Archived"), ("all", "All"))
+SORT_WORDS = (("attention", "Attention first"), ("name", "By name"), ("newest", "Newest first"))
+REFUSALS_OVER = timedelta(hours=24)
+KEYS_MAX = 200
+
+
+@requires("tenant.read")
+def tenants(request: HttpRequest) -> HttpResponse:
+    """Tenants that the person may see; what needs attention first."""
+    now = timezone.now()
+    text, state = request.GET.get("q", "").strip()[:120], request.GET.get("state", "")
+    chosen_class = request.GET.get("class", "")
+    sort = request.GET.get("sort", "attention")
+    order = SORTS.get(sort, SORTS["attention"])
+    visible = visible_tenants(request.user)
+    found = searched(visible, text=text, state=state, workload_class=chosen_class, now=now)
+    if request.GET.get("format") == "csv":
+        return _csv(rows_of(list(found.order_by(*order)), now))
+    try:
+        page = keyset_page(found, order, cursor=request.GET.get("cursor"))
+    except BadCursor as error:
+        return bad_request(request, error)
+    context = {
+        "page": page,
+        "rows": rows_of(page.rows, now),
+        "total": found.count(),
+        "all_total": visible.count(),
+        "q": text,
+        "state": state,
+        "states": STATES,
+        "sort": sort,
+        "sorts": SORT_WORDS,
+        "chosen_class": chosen_class,
+        "classes": class_slugs(),
+        "now": now,
+        "may_write": may(request.user, "tenant.write"),
+    }
+    return render(request, "tenants/tenants.html", context)
+
+
+@requires("tenant.read")
+def tenant(request: HttpRequest, slug: str) -> HttpResponse:
+    """One tenant; `?tab=` keys, budgets, contracts, members, audit."""
+    row, now = tenant_for(request.user, slug), timezone.now()
+    tabs = {"overview": "Overview", "keys": "Keys", "budgets": "Budgets", "contracts": "Contracts"}
+    if may(request.user, "member.read"):
+        tabs["members"] = "Members"
+    if may(request.user, "audit.read"):
+        tabs["audit"] = "Audit"
+    chosen = request.GET.get("tab", "overview")
+    chosen = chosen if chosen in tabs else "overview"
+    counts = {
+        "keys": row.keys.filter(state=ApiKey.State.ACTIVE).count(),
+        "budgets": Budget.objects.filter(tenant=row, archived_at=None).count(),
+    }
+    address = reverse("tenant", args=[slug])
+    context: dict[str, Any] = {
+        "tenant": row,
+        "summary": rows_of([row], now)[0],
+        "tab": chosen,
+        "tabs": [
+            {"label": label, "url": f"{address}?tab={key}", "current": key == chosen, "count": counts.get(key)}
+            for key, label in tabs.items()
+        ],
+        "children": list(
+            visible_tenants(request.user).filter(parent=row).order_by("slug").values_list("slug", flat=True)
+        ),
+        "parents": [parent for parent in ancestors(row) if _sees_staff_data(request)],
+        "now": now,
+        "may_write": may(request.user, "tenant.write"),
+        "may_suspend": may(request.user, "tenant.suspend"),
+        "may_write_keys": may(request.user, "key.write"),
+        "may_write_budgets": may(request.user, "budget.write"),
+        **_tab(chosen, request, row, now),
+    }
+    return render(request, "tenants/tenant.html", context)
+
+
+def _tab(chosen: str, request: HttpRequest, row: Tenant, now: datetime) -> dict[str, Any]:
+    """What the chosen tab alone needs."""
+    if chosen == "keys":
+        return {"keys": list(row.keys.order_by("state", "-id")[:KEYS_MAX])}
+    if chosen == "budgets":
+        levels = [row, *ancestors(row)] if _sees_staff_data(request) else [row]
+        budgets = Budget.objects.filter(tenant__in=levels, archived_at=None).select_related("tenant")
+        return {
+            "standings": standings(budgets.order_by("tenant__slug", "id"), now),
+            "leases": outstanding_leases([row]),
+            "archived_budgets": Budget.objects.filter(tenant=row).exclude(archived_at=None).count(),
+        }
+    if chosen == "contracts":
+        return {"contracts": contracts_of(row)}
+    if chosen == "members":
+        return {"members": list(row.members.select_related("user").filter(user__is_active=True).order_by("pk"))}
+    if chosen == "audit":
+        latest = entries(AuditFilter(tenant=row.slug)).order_by("-id")[:50]
+        return {"lines": [(entry, changes_of(entry)) for entry in latest]}
+    own = Budget.objects.filter(tenant=row, archived_at=None).select_related("tenant").order_by("id")
+    return {"standings": standings(own, now), "refusals": refusals_of(row, now - REFUSALS_OVER)}
+
+
+def _sees_staff_data(request: HttpRequest) -> bool:
+    """A tenant's member never sees its parent's money."""
+    return may(request.user, "live.read")
+
+
+def _csv(rows: Iterable[TenantRow]) -> CsvResponse:
+    header = [
+        "tenant", "name", "parent", "state", "status", "classes", "weight", "active_keys", "expiring_keys", "budget",
+        "settled", "leased", "forecast", "limit", "hard", "last_request_at",
+    ]  # fmt: skip
+
+    def line(row: TenantRow) -> list[Any]:
+        money = row.standing
+        return [
+            row.tenant.slug, row.tenant.name, row.parent_slug, row.tenant.state, row.word,
+            " ".join(row.tenant.classes), row.tenant.weight, row.keys, row.expiring_keys,
+            money.budget.name if money else None,
+            decimal_of_nanos(money.settled_nanos) if money else None,
+            decimal_of_nanos(money.leased_nanos) if money else None,
+            decimal_of_nanos(money.forecast_nanos) if money else None,
+            decimal_of_nanos(money.budget.limit_nanos) if money else None,
+            money.budget.hard if money else None,
+            row.last_used_at,
+        ]  # fmt: skip
+
+    return CsvResponse("tenants.csv", header, (line(row) for row in rows))

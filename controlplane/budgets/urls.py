@@ -1,0 +1,15 @@
+"""Addresses of budgets, and of the pages that show tenants with their money."""
+
+from django.urls import path
+
+from controlplane.budgets import tenant_views, views
+
+urlpatterns = [
+    path("tenants/", tenant_views.tenants, name="tenants"),
+    path("tenants/<slug:slug>/", tenant_views.tenant, name="tenant"),
+    path("budgets/", views.budgets, name="budgets"),
+    path("budgets/new/", views.budget_new, name="budget-new"),
+    path("budgets/<int:budget_id>/", views.budget, name="budget"),
+    path("budgets/<int:budget_id>/edit/", views.budget_edit, name="budget-edit"),
+    path("budgets/<int:budget_id>/archive/", views.budget_archive, name="budget-archive"),
+]
