@@ -1,0 +1,172 @@
+"""HTTP as bytes: keep-alive, pipelining, limits, clients that misbehave."""
+
+import asyncio
+import json
+
+import pytest
+
+from controlplane.agent import gateway
+from tests.agent import worlds
+from tests.agent.wire_client import WireClient, chat_body, post
+
+
+async def connect(agent) -> WireClient:
+    return await WireClient.connect(agent.port)
+
+
+async def test_keep_alive_serves_one_after_the_other(make_agent):
+    agent = await make_agent()
+    client = await connect(agent)
+    for _ in range(3):
+        answer = await client.ask(post(chat_body()))
+        assert answer.status == 200
+        assert answer.json["usage"]["completion_tokens"] >= 1
+    assert len(agent.front.connections) == 1
+    agent.assert_nothing_held()
+
+
+async def test_pipelined_requests_are_answered_in_order(make_agent):
+    agent = await make_agent(speed=200.0)
+    client = await connect(agent)
+    sizes = [9, 1, 5, 2, 7, 3, 8, 1, 2, 4, 6, 1]
+    client.send(b"".join(post(chat_body(max_tokens=n, ignore_eos=True, stream=n % 2 == 0)) for n in sizes))
+    for size in sizes:
+        answer = await client.answer()
+        if size % 2:
+            assert answer.json["usage"]["completion_tokens"] == size
+        else:
+            assert answer.body.count(b'"content":"') - answer.body.count(b'"content":""') == size
+            assert answer.body.endswith(b"data: [DONE]\n\n")
+    await agent.until(lambda: not agent.engine.calls)
+    agent.assert_nothing_held()
+
+
+async def test_a_request_in_single_bytes(make_agent):
+    agent = await make_agent()
+    client = await connect(agent)
+    for byte in post(chat_body()):
+        client.send(bytes([byte]))
+        await asyncio.sleep(0)
+    assert (await client.answer()).status == 200
+
+
+async def test_head_and_body_are_bounded(make_agent, monkeypatch):
+    agent = await make_agent()
+    client = await connect(agent)
+    big = await client.ask(post(chat_body(), headers=f"x-big: {'a' * gateway.HEAD_BYTES_MAX}\r\n"))
+    assert big.status == 431
+    assert await client.closed_by_server()
+    client = await connect(agent)
+    declared = post(b"", headers="").replace(b"content-length: 0", b"content-length: 99999999999")
+    assert (await client.ask(declared)).status == 413
+    assert await client.closed_by_server()
+    monkeypatch.setattr(gateway, "BODY_BYTES_MAX", 1000)
+    client = await connect(agent)
+    head = post(b"").replace(b"content-length: 0", b"transfer-encoding: chunked")
+    assert (await client.ask(head + b"7d0\r\n" + b"x" * 2000 + b"\r\n")).status == 413
+    agent.assert_nothing_held()
+
+
+@pytest.mark.parametrize("garbage", [b"\x16\x03\x01\x02\x00\x01\x00", b"GET\r\n\r\n", b"HELLO there\r\n\r\n"])
+async def test_what_is_not_http_is_refused(make_agent, garbage):
+    agent = await make_agent()
+    client = await connect(agent)
+    answer = await client.ask(garbage)
+    assert answer.status == 400
+    assert answer.json["error"]["type"] == "invalid_request_error"
+    assert await client.closed_by_server()
+
+
+async def test_bodies_that_cannot_be_understood(make_agent):
+    agent = await make_agent()
+    client = await connect(agent)
+    for body, param in [
+        (b"{", None),
+        (b'{"messages":[]}', "model"),
+        (chat_body(max_tokens="many"), "max_tokens"),
+        (chat_body(max_tokens=0), "max_tokens"),
+        (chat_body(messages="hi"), "messages"),
+        (chat_body(n=0), "n"),
+    ]:
+        answer = await client.ask(post(body))
+        assert answer.status == 400
+        assert answer.json["error"]["param"] == param
+        assert answer.headers["x-should-retry"] == "false"
+    assert agent.engine.offered == 0
+
+
+async def test_paths_and_methods(make_agent):
+    agent = await make_agent()
+    client = await connect(agent)
+    assert (await client.ask(b"GET /v1/chat/completions HTTP/1.1\r\nhost: a\r\n\r\n")).status == 405
+    assert (await client.ask(b"GET /nowhere HTTP/1.1\r\nhost: a\r\n\r\n")).status == 404
+    assert (await client.ask(b"GET /healthz HTTP/1.1\r\nhost: a\r\n\r\n")).body == b"ok\n"
+    assert (await client.ask(b"GET /readyz HTTP/1.1\r\nhost: a\r\n\r\n")).status == 200
+    agent.engine.draining = True
+    assert (await client.ask(b"GET /readyz HTTP/1.1\r\nhost: a\r\n\r\n")).status == 503
+    answer = await client.ask(post(chat_body()))
+    assert (answer.status, answer.json["error"]["code"]) == (503, "unavailable")
+
+
+async def test_http_1_0_streams_end_with_their_connection(make_agent):
+    agent = await make_agent()
+    client = await connect(agent)
+    answer = await client.ask(post(chat_body(stream=True)).replace(b"HTTP/1.1", b"HTTP/1.0"))
+    assert "transfer-encoding" not in answer.headers
+    assert answer.body.endswith(b"data: [DONE]\n\n")
+
+
+async def test_expect_100_continue(make_agent):
+    agent = await make_agent()
+    client = await connect(agent)
+    data = post(chat_body(), headers="expect: 100-continue\r\n")
+    head, body = data.split(b"\r\n\r\n", 1)
+    assert (await client.ask(head + b"\r\n\r\n")).status == 100
+    assert (await client.ask(body)).status == 200
+
+
+async def test_headers_out(make_agent):
+    agent = await make_agent()
+    client = await connect(agent)
+    answer = await client.ask(post(chat_body(), headers="x-request-id: mine-1\x01\r\n".replace("\x01", "")))
+    assert answer.headers["x-client-request-id"] == "mine-1"
+    assert answer.headers["x-flexband-class"] == "chat"
+    assert int(answer.headers["x-flexband-queue-ms"]) >= 0
+    assert agent.closed_rows()[0].client_request_id == "mine-1"
+    bulk = await client.ask(post(chat_body(), headers="x-flexband-class: bulk\r\n"))
+    assert bulk.headers["x-flexband-class"] == "bulk"
+
+
+async def test_slow_and_idle_clients_are_closed(make_agent):
+    agent = await make_agent()
+    slow, idle = await connect(agent), await connect(agent)
+    slow.send(post(chat_body())[:40])
+    await agent.until(lambda: any(c.reading or c._url for c in agent.front.connections))
+    now_s = agent.front.loop.time()
+    late = {
+        "slow": [c for c in agent.front.connections if c.too_slow(now_s + gateway.HEAD_TIMEOUT_S + 1)],
+        "idle": [c for c in agent.front.connections if c.too_slow(now_s + gateway.IDLE_TIMEOUT_S + 1)],
+    }
+    assert len(late["slow"]) == 1
+    assert len(late["idle"]) == 2
+    idle.abort()
+
+
+async def test_a_reader_that_stops_pauses_only_its_own_request(make_agent):
+    """The agent stops producing for it instead of filling memory; the others go on; then it gets everything."""
+    doc = worlds.document(classes=[worlds.class_policy(max_output_tokens=40_000), worlds.class_policy("bulk", kind="batch")])
+    agent = await make_agent(doc, speed=0.0)
+    stopped = await WireClient.connect(agent.port, limit=1024)
+    stopped.writer.transport.pause_reading()
+    stopped.send(post(chat_body(stream=True, max_tokens=30_000, ignore_eos=True)))
+    await agent.until(lambda: any(call.attempt and call.attempt.run.paused for call in agent.engine.calls.values()))
+    buffered = max(c.transport.get_write_buffer_size() for c in agent.front.connections)
+    assert buffered < 2 * gateway.WRITE_HIGH_WATER
+    other = await connect(agent)
+    assert (await other.ask(post(chat_body()))).status == 200
+    stopped.writer.transport.resume_reading()
+    answer = await stopped.answer(20)
+    assert answer.body.count(b'"content":" ') >= 29_000
+    assert json.loads(answer.body.split(b"data: ")[-2])["choices"][0]["finish_reason"] == "length"
+    await agent.until(lambda: not agent.engine.calls)
+    agent.assert_nothing_held()
