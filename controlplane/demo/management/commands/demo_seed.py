@@ -1,0 +1,51 @@
+"""`manage.py demo_seed`: a step of `manage.py demo` in a process of its own; prints what the fleet needs as JSON."""
+
+from argparse import ArgumentParser
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from django.core.exceptions import ValidationError
+from django.core.management.base import BaseCommand, CommandError
+from django.utils import timezone
+
+from controlplane.demo.organisation import ACTOR, REASON, seed
+from controlplane.demo.plan import write_json
+from controlplane.demo.shape import Bounds
+from controlplane.demo.summary import Marks
+from controlplane.policy.actions import push
+from controlplane.policy.compile import compile_configuration
+from controlplane.policy.models import Revision
+
+
+class Command(BaseCommand):
+    help = "Makes the demo organisation where it is missing and pushes its first policy."
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("--folder", type=Path, required=True)
+        parser.add_argument("--agents", required=True, help="name:pool,name:pool")
+        parser.add_argument("--prompt-tokens", type=int, required=True)
+        parser.add_argument("--output-tokens", type=int, required=True)
+        parser.add_argument("--out", type=Path, required=True)
+
+    def handle(self, **options: Any) -> None:
+        agents = [(name, pool) for name, _, pool in (pair.partition(":") for pair in options["agents"].split(","))]
+        bounds = Bounds(options["prompt_tokens"], options["output_tokens"])
+        now = timezone.now()
+        try:
+            seeded = seed(agents=agents, folder=options["folder"], bounds=bounds, now=now)
+            if not Revision.objects.exists():
+                push(actor=ACTOR, reason=REASON, now=now)
+            elif needs_push(now):
+                push(actor=ACTOR, reason="demo organisation changed", now=now)
+        except ValidationError as error:
+            raise CommandError("; ".join(error.messages)) from error
+        write_json(options["out"], msgspec.to_builtins(seeded))
+        write_json(options["folder"] / "marks.json", Marks.now())
+
+
+def needs_push(now: datetime) -> bool:
+    """Whether what is saved differs from what was pushed last."""
+    last = Revision.objects.order_by("-number").first()
+    return last is None or compile_configuration(now).digest != last.digest

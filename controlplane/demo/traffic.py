@@ -1,0 +1,300 @@
+"""The demo's clients: `python -m controlplane.demo.traffic PLAN.json` offers requests until it is told to stop.
+
+Open loop: arrivals keep their instants whatever the fleet does. SIGTERM ends the offering; what is under way may end,
+then the counts of what the clients saw are written to the plan's `result`.
+"""
+
+import asyncio
+import itertools
+import random
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import aiohttp
+import orjson
+
+from controlplane.core.reasons import Outcome
+from controlplane.demo.plan import Client, JobPlan, Source, Target, TrafficPlan, TrafficResult, read_plan, write_json
+from controlplane.lab.synthetic import CODE_OUTPUT, CODE_PROMPT, Burst, requests
+from controlplane.lab.traces import TraceRequest, read_trace
+
+BYTES_PER_TOKEN = 4
+OUTSTANDING_MAX = 2_000
+DRAIN_S = 45.0
+REQUEST_TIMEOUT_S = 300.0
+WRITE_EVERY_S = 1.0
+BROKEN_PROMISES = frozenset(outcome.value for outcome in Outcome) - {Outcome.COMPLETED, Outcome.CANCELLED_BY_CLIENT}
+FILLER = "each part of the line keeps its own time and waits for none of the others while work goes on through it "
+
+
+class Traffic:
+    """All clients of one plan, on one event loop."""
+
+    def __init__(self, plan: TrafficPlan, session: aiohttp.ClientSession) -> None:
+        self.plan = plan
+        self.session = session
+        self.result = TrafficResult()
+        self.rejected: Counter[str] = Counter()
+        self.broken: Counter[str] = Counter()
+        self.stopping = asyncio.Event()
+        self.under_way: set[asyncio.Task[None]] = set()
+        self._rng = random.Random(plan.seed)
+
+    async def run(self) -> None:
+        sources = [asyncio.create_task(self._offer(source, number)) for number, source in enumerate(self.plan.sources)]
+        loops = [asyncio.create_task(self._work_off(job)) for job in self.plan.jobs]
+        writer = asyncio.create_task(self._write_often())
+        await self.stopping.wait()
+        for task in (*sources, *loops):
+            task.cancel()
+        await asyncio.gather(*sources, *loops, return_exceptions=True)
+        if self.under_way:
+            await asyncio.wait(self.under_way, timeout=DRAIN_S)
+        for task in self.under_way:
+            task.cancel()
+        await asyncio.gather(*self.under_way, return_exceptions=True)
+        writer.cancel()
+        self.write()
+
+    def write(self) -> None:
+        self.result.rejected_by_reason = dict(sorted(self.rejected.items()))
+        self.result.failed_by_reason = dict(sorted(self.broken.items()))
+        if self.plan.result:
+            write_json(Path(self.plan.result), self.result)
+
+    async def _write_often(self) -> None:
+        while True:
+            await asyncio.sleep(WRITE_EVERY_S)
+            self.write()
+
+    # Interactive clients
+
+    async def _offer(self, source: Source, number: int) -> None:
+        rng = random.Random(self.plan.seed * 1_000 + number)
+        clients = self.plan.clients[source.pool]
+        shares = [client.share for client in clients]
+        started = time.monotonic()
+        for request in arriving(source, rng):
+            wait_s = started + request.at_us / 1e6 / source.speed - time.monotonic()
+            if wait_s > 0:
+                await asyncio.sleep(wait_s)
+            client = rng.choices(clients, shares)[0]
+            give_up_after = rng.randint(1, 8) if rng.random() < self.plan.cancel_share else None
+            stream = give_up_after is not None or rng.random() < 0.8
+            if len(self.under_way) >= OUTSTANDING_MAX:
+                continue
+            self._start(
+                self._ask(source.pool, source.model, client, request, stream=stream, give_up_after=give_up_after)
+            )
+
+    def _start(self, work: "asyncio._CoroutineLike[None]") -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self.under_way.add(task)
+        task.add_done_callback(self.under_way.discard)
+
+    # Batch clients
+
+    async def _work_off(self, job: JobPlan) -> None:
+        for number in itertools.count():
+            uuid = await self._submit(job, number)
+            if uuid is not None:
+                await self._work_items(job, uuid)
+            await asyncio.sleep(1.0)
+
+    async def _submit(self, job: JobPlan, number: int) -> str | None:
+        deadline = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + job.deadline_s))
+        body = {
+            "class": job.workload_class,
+            "pool": job.pool,
+            "name": f"nightly documents {number + 1}",
+            "items": job.items,
+            "prompt_tokens": job.prompt_tokens,
+            "expected_output_tokens": job.output_tokens,
+            "deadline": deadline,
+        }
+        headers = {
+            "authorization": f"Bearer {job.secret}",
+            "idempotency-key": f"demo-{self.plan.seed}-{number}-{int(time.time())}",
+        }
+        try:
+            address = f"{self.plan.control_plane}/api/v1/jobs"
+            async with self.session.post(address, json=body, headers=headers) as answer:
+                document = await answer.json(content_type=None)
+                if answer.status not in (200, 201):
+                    sys.stderr.write(f"job refused with {answer.status}: {document}\n")
+                    await asyncio.sleep(5.0)
+                    return None
+                self.result.jobs_submitted += 1
+                return str(document["uuid"])
+        except (aiohttp.ClientError, TimeoutError, ValueError, KeyError) as error:
+            sys.stderr.write(f"job not submitted: {error}\n")
+            await asyncio.sleep(2.0)
+            return None
+
+    async def _work_items(self, job: JobPlan, uuid: str) -> None:
+        places = asyncio.Semaphore(job.concurrency)
+        client = Client(tenant=job.tenant, secret=job.secret, workload_class=job.workload_class, share=1.0)
+        for _ in range(job.items):
+            await places.acquire()
+            tokens = (self._vary(job.prompt_tokens), self._vary(job.output_tokens))
+            self._start(self._item(job, client, uuid, TraceRequest(0, *tokens), places))
+
+    def _vary(self, tokens: int) -> int:
+        return max(1, round(tokens * self._rng.uniform(0.7, 1.3)))
+
+    async def _item(
+        self, job: JobPlan, client: Client, uuid: str, request: TraceRequest, places: asyncio.Semaphore
+    ) -> None:
+        try:
+            while not self.stopping.is_set():
+                retry_s = await self._ask(job.pool, job.model, client, request, stream=False, job=uuid)
+                if retry_s is None:
+                    return
+                await asyncio.sleep(min(retry_s, 5.0) * self._rng.uniform(0.8, 1.2))
+        finally:
+            places.release()
+
+    # One request
+
+    async def _ask(
+        self,
+        pool: str,
+        model: str,
+        client: Client,
+        request: TraceRequest,
+        *,
+        stream: bool,
+        job: str = "",
+        give_up_after: int | None = None,
+    ) -> float | None:
+        """Offers one request and counts its end; the seconds after which a refused or broken one may try again."""
+        target = self._rng.choice([target for target in self.plan.targets if target.pool == pool])
+        headers = {"authorization": f"Bearer {client.secret}", "x-flexband-class": client.workload_class}
+        if job:
+            headers["x-flexband-job"] = job
+        body = orjson.dumps(chat(model, request, stream=stream))
+        self.result.offered += 1
+        try:
+            async with self.session.post(f"{target.address}/v1/chat/completions", data=body, headers=headers) as answer:
+                if answer.status != 200:
+                    return self._refused(answer.status, await answer.read(), answer.headers.get("retry-after"))
+                if stream:
+                    await self._follow(answer, give_up_after)
+                else:
+                    self._complete(orjson.loads(await answer.read())["usage"])
+                return None
+        except asyncio.CancelledError:
+            self._broken("stopped")
+            raise
+        except (aiohttp.ClientError, TimeoutError, KeyError, orjson.JSONDecodeError) as error:
+            self._unreachable(target, error)
+            return 1.0
+
+    async def _follow(self, answer: aiohttp.ClientResponse, give_up_after: int | None) -> None:
+        usage, chunks, ended = None, 0, False
+        async for line in answer.content:
+            if not line.startswith(b"data: "):
+                continue
+            if line.startswith(b"data: [DONE]"):
+                ended = True
+                break
+            chunks += 1
+            if give_up_after is not None and chunks >= give_up_after:
+                answer.close()
+                self.result.admitted += 1
+                self.result.cancelled += 1
+                return
+            event = orjson.loads(line[6:])
+            if "error" in event:
+                self._broken(str(event["error"].get("code")))
+                return
+            usage = event.get("usage") or usage
+        if ended and usage:
+            self._complete(usage)
+        else:
+            self._broken("stream ended early")
+
+    def _complete(self, usage: dict[str, int]) -> None:
+        self.result.admitted += 1
+        self.result.completed += 1
+        self.result.prompt_tokens += usage["prompt_tokens"]
+        self.result.output_tokens += usage["completion_tokens"]
+
+    def _refused(self, status: int, body: bytes, retry_after: str | None) -> float | None:
+        try:
+            code = str(orjson.loads(body)["error"]["code"])
+        except (orjson.JSONDecodeError, KeyError, TypeError):
+            code = str(status)
+        if code in BROKEN_PROMISES:
+            self._broken(code)
+        else:
+            self.rejected[code] += 1
+        return float(retry_after or 1) if status in (429, 503, 504, 502) else None
+
+    def _broken(self, code: str) -> None:
+        self.result.admitted += 1
+        self.result.failed += 1
+        self.broken[code] += 1
+
+    def _unreachable(self, target: Target, error: Exception) -> None:
+        self.result.unreachable += 1
+        sys.stderr.write(f"{target.agent}: {type(error).__name__} {error}\n")
+
+
+def arriving(source: Source, rng: random.Random) -> Iterator[TraceRequest]:
+    """A source's requests in order; a trace starts again at its end."""
+    if not source.trace:
+        burst = None
+        if source.burst_every_s:
+            burst = Burst(source.burst_first_s, source.burst_every_s, source.burst_length_s, source.burst_factor)
+        yield from requests(
+            rate_per_s=source.rate_per_s,
+            variation=1.3,
+            prompt=CODE_PROMPT,
+            output=CODE_OUTPUT,
+            rng=rng,
+            burst=burst,
+            prompt_max=source.prompt_max,
+            output_max=source.output_max,
+        )
+        return
+    trace = read_trace(Path(source.trace))
+    for turn in itertools.count():
+        shift_us = turn * (trace.length_us + 1_000_000)
+        for request in trace.requests:
+            yield TraceRequest(request.at_us + shift_us, request.prompt_tokens, request.output_tokens)
+
+
+def chat(model: str, request: TraceRequest, *, stream: bool) -> dict[str, object]:
+    """A chat completion with about that many prompt tokens that asks for exactly that many output tokens."""
+    wanted = max(1, request.prompt_tokens) * BYTES_PER_TOKEN
+    content = (FILLER * (wanted // len(FILLER) + 1))[:wanted]
+    body: dict[str, object] = {
+        "model": model,
+        "messages": [{"role": "user", "content": content}],
+        "max_tokens": max(1, request.output_tokens),
+        "ignore_eos": True,
+        "stream": stream,
+    }
+    if stream:
+        body["stream_options"] = {"include_usage": True}
+    return body
+
+
+async def main(path: Path) -> None:
+    plan = read_plan(path)
+    timeout = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S, connect=10)
+    async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as session:
+        traffic = Traffic(plan, session)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, traffic.stopping.set)
+        await traffic.run()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(Path(sys.argv[1])))
