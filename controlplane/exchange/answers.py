@@ -13,7 +13,7 @@ from controlplane.budgets.shares import shares_for
 from controlplane.core.period import to_us
 from controlplane.exchange.composition import Result
 from controlplane.exchange.messages import Incoming
-from controlplane.exchange.pending_flex import grants_for
+from controlplane.flex.queries import grants_for
 from controlplane.policy.live_list import delta
 from controlplane.policy.queries import desired_for
 from controlplane.usage.cursors import Verdict

@@ -22,10 +22,10 @@ from controlplane.contracts.ingest import add_objectives
 from controlplane.core.period import US_PER_QUARTER, from_us
 from controlplane.core.reasons import Outcome
 from controlplane.exchange.catalogue import catalogue
-from controlplane.exchange.checking import Checked, check_records, check_rest, revisions_of
+from controlplane.exchange.checking import Checked, check_records, check_rest, read_records
 from controlplane.exchange.messages import Incoming
-from controlplane.exchange.pending_flex import note_slots, note_trips
 from controlplane.fleet.ingest import LiveRow, note_live
+from controlplane.flex.ingest import note_slots, note_trips
 from controlplane.jobs import ingest as jobs
 from controlplane.policy.ingest import note_revisions
 from controlplane.usage import cursors, ingest
@@ -131,14 +131,14 @@ def _store(cursor: Cursor, taken: Sequence[Incoming], now: datetime) -> list[int
 
 def _check(cursor: Cursor, taken: Sequence[Incoming], now: datetime) -> Checked:
     bounds = Bounds.at(taken[0].received_us, spool_age_us=settings.SPOOL_AGE_LIMIT_S * 1_000_000)
-    revisions = revisions_of(taken)
-    known = catalogue.known(cursor, revisions)
-    checked = check_records(taken, known, bounds)
+    read = read_records(taken)
+    known = catalogue.known(cursor, read.revisions)
+    checked = check_records(taken, read, known, bounds)
     check_rest(cursor, taken, checked, known, bounds)
     if any(row.reason in _UNKNOWN_REASONS for row in checked.aside):
         # what is unknown may have been made a moment ago
-        known = catalogue.known(cursor, revisions, fresh=True)
-        checked = check_records(taken, known, bounds)
+        known = catalogue.known(cursor, read.revisions, fresh=True)
+        checked = check_records(taken, read, known, bounds)
         check_rest(cursor, taken, checked, known, bounds)
     return checked
 

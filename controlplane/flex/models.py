@@ -1,5 +1,6 @@
 """The flex controller's memory: leadership, decisions with their evidence, grants, the lend ledger and pool samples."""
 
+from django.contrib.postgres.indexes import BrinIndex
 from django.db import models
 
 from controlplane.fleet.models import Pool, Slot
@@ -45,6 +46,7 @@ class Grant(models.Model):
     lent_at = models.DateTimeField(null=True, blank=True)
     renewed_at = models.DateTimeField(null=True, blank=True)
     recalled_at = models.DateTimeField(null=True, blank=True)
+    cancelled_at = models.DateTimeField(null=True, blank=True)
     expires_at = models.DateTimeField(null=True, blank=True)
     stop_admit_at = models.DateTimeField(null=True, blank=True)
     manual_recall = models.BooleanField(default=False)
@@ -89,7 +91,10 @@ class Trip(models.Model):
 
 
 class PoolSample(models.Model):
-    """One second of one pool as the controller saw it, kept 48 h; null is unknown, never zero."""
+    """One second of one pool as the controller saw it, kept 48 h, then one a minute; null is unknown, never zero.
+
+    `figures` is `{"seen": snapshot without its limits, "marks": the controller's memory after the tick}`.
+    """
 
     pool = models.ForeignKey(Pool, on_delete=models.PROTECT, related_name="+")
     at = models.DateTimeField()
@@ -103,4 +108,4 @@ class PoolSample(models.Model):
     figures = models.JSONField(default=dict)
 
     class Meta:
-        indexes = [models.Index(fields=["pool", "-at"])]
+        indexes = [models.Index(fields=["pool", "-at"]), BrinIndex(fields=["at"], name="flex_poolsample_at_brin")]

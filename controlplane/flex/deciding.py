@@ -1,0 +1,316 @@
+"""One pool, one tick: observe, decide, and say what is to be written. No input, no output."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from controlplane.core.flex import decide, elapsed_us
+from controlplane.core.flex_decision import (
+    EVENT_OF_ACTION,
+    FlexAction,
+    FlexActionKind,
+    FlexDecision,
+    worth_a_row,
+)
+from controlplane.core.flex_demand import Demand, demand
+from controlplane.core.flex_marks import FlexMarks, observe, remember
+from controlplane.core.flex_snapshot import FlexSnapshot
+from controlplane.core.period import from_us
+from controlplane.core.slot_states import BORROWED, SlotEvent, SlotState, admits_interactive, apply_event
+from controlplane.flex import evidence
+from controlplane.flex.applying import Changes, grant_row
+from controlplane.flex.observing import Observed, grant_after, observe_slot
+from controlplane.flex.telemetry import Grant, PoolReading, ReportedSlot, SlotRow, snapshot_of
+
+_EVENT_REASONS = {
+    SlotEvent.VANISH: "agent_silent",
+    SlotEvent.RETURN_IDLE: "agent_back",
+    SlotEvent.RETURN_BUSY: "agent_back",
+    SlotEvent.DRAINED: "drained",
+    SlotEvent.LEND: "lend",
+    SlotEvent.CANCEL: "drain_bound",
+    SlotEvent.OVERDUE: "drain_bound",
+}
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What is kept of a pool between ticks; it outlives a restart in the pool's last sample."""
+
+    marks: FlexMarks = field(default_factory=FlexMarks)
+    #: The last decision that was written down, with the limits it was made under.
+    recorded: FlexDecision | None = None
+    limits: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Nudged:
+    """An agent to be told ahead of its next report."""
+
+    kind: str
+    pool: str
+    agent: str
+    slot_id: int
+    fence: int
+
+
+@dataclass(frozen=True)
+class PoolTick:
+    """The outcome for one pool: memory to keep once it is written, and whom to nudge."""
+
+    memory: Memory
+    decision: FlexDecision | None
+    nudges: tuple[Nudged, ...]
+
+
+def tick_pool(
+    reading: PoolReading,
+    memory: Memory,
+    changes: Changes,
+    *,
+    now_us: int,
+    leading_since_us: int,
+    interactive_classes: frozenset[int],
+) -> PoolTick:
+    """Observes and decides one pool and adds its rows to `changes`."""
+    seen = {
+        slot.slot_id: observe_slot(slot, reading, now_us=now_us, leading_since_us=leading_since_us)
+        for slot in reading.slots
+    }
+    observed = {slot.slot_id: slot for slot in reading.slots}
+    grants = {
+        slot.slot_id: grant_after(slot.grant, seen[slot.slot_id], now_us)
+        for slot in reading.slots
+        if slot.is_flex and slot.grant is not None
+    }
+    reading = replace(reading, slots=[_as_seen(slot, seen[slot.slot_id]) for slot in reading.slots])
+    snapshot = snapshot_of(reading, grants, now_us, interactive_classes)
+    changes.trips.extend(trip.trip_id for trip in reading.trips)
+    if not reading.flex:
+        _sample(changes, reading, snapshot, demand_of(snapshot), FlexMarks(ticked_at_us=now_us))
+        _moves(changes, reading, observed, seen, {}, {})
+        return PoolTick(memory, None, ())
+    marks, snapshot = observe(memory.marks, snapshot)
+    decision = decide(snapshot)
+    marks = remember(marks, decision)
+    by_name = {slot.name: slot for slot in reading.slots}
+    actions = {by_name[action.slot].slot_id: action for action in decision.actions}
+    after = {
+        slot_id: _grant_after_action(grant, actions.get(slot_id), reading, now_us) for slot_id, grant in grants.items()
+    }
+    recorded = _record(changes, reading, snapshot, decision, memory)
+    _grants(changes, reading, observed, after, actions, marks)
+    _loans(changes, reading, observed, seen, actions, after)
+    _moves(changes, reading, observed, seen, actions, after)
+    _sample(changes, reading, snapshot, decision.demand, marks)
+    limits = (snapshot.policy, snapshot.safe_rate)
+    kept = Memory(marks, decision, limits) if recorded else replace(memory, marks=marks)
+    return PoolTick(kept, decision, tuple(_nudges(reading, actions)))
+
+
+def demand_of(snapshot: FlexSnapshot) -> Demand:
+    """Batch demand of a pool that decides nothing."""
+    return demand(
+        snapshot.jobs, snapshot.slots, now_us=snapshot.now_us, missed_grace_us=snapshot.policy.missed_grace_us
+    )
+
+
+def _as_seen(slot: SlotRow, seen: Observed) -> SlotRow:
+    """A floor slot's state lives in its interval; a flex slot's in the grants that go beside it."""
+    if slot.is_flex or slot.interval is None or seen.event is None:
+        return slot
+    return replace(slot, interval=replace(slot.interval, state=seen.state.value))
+
+
+def _grant_after_action(grant: Grant, action: FlexAction | None, reading: PoolReading, now_us: int) -> Grant:
+    if action is None:
+        return grant
+    ttl_us = reading.pool.policy.grant_ttl_us
+    if action.kind is FlexActionKind.RENEW:
+        return replace(grant, renewed_at_us=now_us, expires_at_us=action.grant_expires_at_us, ttl_us=ttl_us)
+    state = apply_event(grant.state, EVENT_OF_ACTION[action.kind])
+    if action.kind is FlexActionKind.LEND:
+        return Grant(
+            fence=action.fence, action="lend", ttl_us=ttl_us, state=state, lent_at_us=now_us, renewed_at_us=now_us,
+            expires_at_us=action.grant_expires_at_us,
+        )  # fmt: skip
+    if action.kind is FlexActionKind.RECALL:
+        return replace(
+            grant, fence=action.fence, action="recall", reason=str(action.reason), ttl_us=0, state=state,
+            recalled_at_us=now_us, expires_at_us=None,
+        )  # fmt: skip
+    if action.kind is FlexActionKind.CANCEL:
+        return replace(grant, state=state, cancelled_at_us=now_us)
+    return replace(grant, state=state)
+
+
+def _record(
+    changes: Changes, reading: PoolReading, snapshot: FlexSnapshot, decision: FlexDecision, memory: Memory
+) -> bool:
+    """Writes the decision down when it acts, when a check or the limits changed, and once a minute."""
+    if (snapshot.policy, snapshot.safe_rate) == memory.limits and not worth_a_row(decision, memory.recorded):
+        return False
+    changes.decisions.append(
+        {
+            "pool_id": reading.pool.pool_id,
+            "snapshot": evidence.snapshot_as_json(snapshot),
+            "required": evidence.finite(decision.required),
+            "available": evidence.finite(decision.available),
+            "slack": evidence.finite(decision.slack),
+            "missed": decision.missed,
+            "checks": evidence.checks_as_json(decision),
+            "actions": evidence.actions_as_json(decision),
+        }
+    )
+    return True
+
+
+def _grants(
+    changes: Changes,
+    reading: PoolReading,
+    observed: Mapping[int, SlotRow],
+    after: Mapping[int, Grant],
+    actions: Mapping[int, FlexAction],
+    marks: FlexMarks,
+) -> None:
+    for slot in reading.slots:
+        before, now = observed[slot.slot_id].grant, after.get(slot.slot_id)
+        if before is None or now is None or (before == now and slot.slot_id not in actions):
+            continue
+        action = actions.get(slot.slot_id)
+        changes.grants.append(
+            grant_row(
+                slot.slot_id,
+                before,
+                now,
+                lend=action is not None and action.kind is FlexActionKind.LEND,
+                answered=slot.manual_recall and now.state is not SlotState.LENT,
+                slack_since_us=marks.slack_above_since_us.get(slot.name),
+            )
+        )
+
+
+def _loans(
+    changes: Changes,
+    reading: PoolReading,
+    observed: Mapping[int, SlotRow],
+    seen: Mapping[int, Observed],
+    actions: Mapping[int, FlexAction],
+    after: Mapping[int, Grant],
+) -> None:
+    """New loans, and what happened to those that run: one row a slot."""
+    for slot_id in after:
+        slot, action, event = observed[slot_id], actions.get(slot_id), seen[slot_id].event
+        kind = None if action is None else action.kind
+        home = event in (SlotEvent.DRAINED, SlotEvent.RETURN_IDLE)
+        facts = {
+            "recalled": kind is FlexActionKind.RECALL,
+            "reason": str(action.reason) if action is not None and action.reason is not None else "",
+            "home": home,
+            "drain_us": measured_drain_us(reading.reported(slot)) if home else None,
+            "overdue": kind is FlexActionKind.OVERDUE,
+            "lost": event is SlotEvent.VANISH,
+        }
+        if facts["recalled"] or home or facts["overdue"] or facts["lost"]:
+            changes.loans.append({"pool_id": reading.pool.pool_id, "slot_id": slot_id, **facts})
+        if kind is FlexActionKind.LEND:
+            changes.lends.append({"pool_id": reading.pool.pool_id, "slot_id": slot_id, "fence": after[slot_id].fence})
+
+
+def measured_drain_us(said: ReportedSlot | None) -> int | None:
+    """From the last instant of admitting to home, both by the agent's own clock; None when it did not say."""
+    if said is None or said.stop_admit_us is None or said.home_us is None or said.home_us < said.stop_admit_us:
+        return None
+    return said.home_us - said.stop_admit_us
+
+
+def _moves(
+    changes: Changes,
+    reading: PoolReading,
+    observed: Mapping[int, SlotRow],
+    seen: Mapping[int, Observed],
+    actions: Mapping[int, FlexAction],
+    after: Mapping[int, Grant],
+) -> None:
+    """Intervals that no longer say what is so: closed, and the next opened, at this instant."""
+    for slot in reading.slots:
+        open_now = observed[slot.slot_id].interval
+        if open_now is None:
+            continue
+        grant = after.get(slot.slot_id)
+        state = seen[slot.slot_id].state if grant is None else grant.state
+        owner = owner_class(reading, slot, state)
+        if open_now.state == state and open_now.owner_class == owner:
+            continue
+        changes.moves.append(
+            {
+                "slot_id": slot.slot_id,
+                "state": state.value,
+                "owner_class": owner,
+                "fence": 0 if grant is None else grant.fence,
+                "reason": _reason(open_now.state, state, actions.get(slot.slot_id), seen[slot.slot_id]),
+                "starts_at": from_us(open_now.started_at_us) if open_now.state is None else None,
+                "follows_grant": grant is not None and grant != observed[slot.slot_id].grant,
+            }
+        )
+
+
+def owner_class(reading: PoolReading, slot: SlotRow, state: SlotState) -> str:
+    """The class whose time it is: the borrower's from loan to home; nobody's while unobserved or where all share."""
+    if reading.pool.shared or state is SlotState.LOST:
+        return ""
+    batch = slot.band == "batch" or state in BORROWED
+    return reading.pool.batch_class if batch else reading.pool.interactive_class
+
+
+def _reason(was: str | None, state: SlotState, action: FlexAction | None, seen: Observed) -> str:
+    if was is None:
+        return "enrolled"
+    if action is not None and action.kind is not FlexActionKind.RENEW:
+        return str(action.reason) if action.reason is not None else _EVENT_REASONS[EVENT_OF_ACTION[action.kind]]
+    if seen.event is not None:
+        return _EVENT_REASONS[seen.event]
+    return "class_changed" if was == state else "caught_up"
+
+
+def _sample(changes: Changes, reading: PoolReading, snapshot: FlexSnapshot, backlog: Demand, marks: FlexMarks) -> None:
+    figures, table = snapshot.interactive, snapshot.safe_rate
+    serving = sum(admits_interactive(slot.band, slot.state) for slot in snapshot.slots)
+    changes.samples.append(
+        {
+            "pool_id": reading.pool.pool_id,
+            "p95_queue_us": figures.p95_queue_us,
+            "admitted_per_s": figures.admitted_per_s,
+            "safe_rate_per_s": None if table is None else float(table.at(serving)),
+            "required": evidence.finite(backlog.required),
+            "available": evidence.finite(backlog.available),
+            "slack": evidence.finite(backlog.slack),
+            "telemetry_age_us": elapsed_us(figures.telemetry_at_us, snapshot.now_us),
+            "figures": {
+                "seen": evidence.snapshot_as_json(snapshot, with_limits=False),
+                "marks": evidence.marks_as_json(marks),
+            },
+        }
+    )
+
+
+def _nudges(reading: PoolReading, actions: Mapping[int, FlexAction]) -> list[Nudged]:
+    kinds = {FlexActionKind.LEND: "grant", FlexActionKind.RECALL: "recall"}
+    nudges = []
+    for slot in reading.slots:
+        action = actions.get(slot.slot_id)
+        agent = reading.agents.get(slot.agent_id) if slot.agent_id is not None else None
+        if action is None or agent is None or action.kind not in kinds:
+            continue
+        nudges.append(
+            Nudged(
+                kind=kinds[action.kind],
+                pool=reading.pool.slug,
+                agent=agent.uuid,
+                slot_id=slot.slot_id,
+                fence=action.fence,
+            )
+        )
+    return nudges

@@ -1,0 +1,300 @@
+"""The controller over scripted reports: loans, renewals, recalls for each reason, drains, silence, restarts."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from controlplane.audit.actors import Actor
+from controlplane.fleet.models import Pool, SlotInterval
+from controlplane.flex import actions, queries
+from controlplane.flex.models import Decision, Lend, PoolSample, Trip
+from controlplane.jobs.models import Job
+from tests.flex.conftest import Band, SaidSlot, add_job
+
+ONCALL = Actor(id=None, name="ona", role="oncall")
+
+
+def test_quiet_and_no_backlog_lends_nothing(band: Band):
+    band.step(8)
+    assert band.states() == {"f1": "home", "f2": "home"}
+    assert not Lend.objects.exists()
+
+
+def test_lends_one_slot_then_the_next_and_renews(busy: Band):
+    busy.until_lent()
+    lent = busy.grant("f1")
+    assert (lent.state, lent.action, lent.fence) == ("lent", "lend", 1)
+    assert lent.expires_at == busy.now + timedelta(seconds=15)
+    assert busy.states()["f2"] == "home", "at most one slot a decision interval"
+    busy.until_lent(2)
+    busy.step(3)
+    assert busy.grant("f1").expires_at == busy.now + timedelta(seconds=15)
+    assert busy.grant("f1").fence == 1, "a renewal keeps its fence"
+    assert [loan.slot for loan in queries.lend_ledger(busy.pool.pk)] == ["f2", "f1"]
+    interval = SlotInterval.objects.get(slot=busy.slots["f1"], ended_at__isnull=True)
+    assert (interval.owner_class, interval.reason, interval.fence) == ("bulk", "lend", 1)
+
+
+def test_the_hold_time_has_to_pass(busy: Band):
+    busy.waits_us = [250_000] * 20
+    busy.step(10)
+    busy.waits_us = [20_000] * 20
+    busy.step(3)
+    assert busy.count("lent") == 0
+    busy.step(1)
+    assert busy.count("lent") == 1
+
+
+RECALLS = ["interactive_p95", "interactive_load", "telemetry_stale", "manual", "tripwire"]
+
+
+@pytest.mark.parametrize("reason", RECALLS)
+def test_every_interactive_reason_recalls_every_slot(busy: Band, reason: str):
+    busy.until_lent(2)
+    fences = {name: busy.grant(name).fence for name in ("f1", "f2")}
+    breach(busy, reason)
+    for name in ("f1", "f2"):
+        grant = busy.grant(name)
+        if reason in ("manual", "tripwire") and name == "f2":
+            assert grant.state == "lent", "only the slot that was asked for"
+            continue
+        assert (grant.state, grant.action, grant.reason) == ("draining", "recall", reason)
+        assert grant.fence == fences[name] + 1
+    loan = Lend.objects.get(slot=busy.slots["f1"])
+    assert loan.recall_reason == reason
+    assert {"kind": "recall", "slot": "f1", "reason": reason, "fence": 2}.items() <= loan.recall_decision.actions[
+        0
+    ].items()
+    busy.silent.clear()
+    busy.step(1)
+    assert busy.grant("f1").state == "home"
+    loan.refresh_from_db()
+    assert loan.home_at == busy.now
+    assert loan.drain_us == 2_500_000
+
+
+def breach(band: Band, reason: str) -> None:
+    if reason == "interactive_p95":
+        band.waits_us = [250_000] * 20
+    elif reason == "interactive_load":
+        band.admitted_per_s = 12.0
+    elif reason == "telemetry_stale":
+        band.silent = {band.agents[0].pk}
+        band.step(4)
+        assert band.count("lent") == 2
+    elif reason == "manual":
+        actions.recall_slot(slot_id=band.slots["f1"].pk, actor=ONCALL, now=band.now, reason="testing a node")
+    elif reason == "tripwire":
+        Trip.objects.create(
+            slot=band.slots["f1"], fence=band.grant("f1").fence, at=band.now, reason="queue_p95", value=2e5
+        )
+    band.step(1)
+
+
+def test_a_grant_that_ran_out_while_no_controller_ticked_is_recalled(busy: Band):
+    busy.until_lent()
+    busy.now += timedelta(seconds=15)
+    busy.step(1)
+    assert busy.grant("f1").reason == "grant_expired"
+
+
+def test_batch_returns_the_slot_that_it_does_not_need(busy: Band):
+    busy.until_lent(2)
+    Job.objects.update(items=1)
+    busy.step(5)
+    grants = [busy.grant(name) for name in ("f1", "f2")]
+    assert sorted(grant.reason for grant in grants if grant.reason) == ["batch_slack"] or all(
+        grant.reason == "batch_slack" for grant in grants
+    )
+    reasons = list(Lend.objects.exclude(recall_reason="").values_list("recall_reason", "recalled_at"))
+    assert len({at for _, at in reasons}) == len(reasons), "the batch reason returns one slot a tick"
+
+
+def test_the_cooldown_follows_a_recall(busy: Band):
+    busy.until_lent()
+    busy.waits_us = [250_000] * 20
+    busy.step(1)
+    busy.waits_us = [20_000] * 20
+    recalled = busy.now
+    busy.until_lent()
+    assert busy.now - recalled == timedelta(seconds=10)
+    assert busy.grant("f1").fence == 3
+
+
+def test_a_drain_past_its_bound_is_cancelled_then_overdue_then_home(busy: Band):
+    busy.until_lent()
+    busy.said["f1"] = SaidSlot(running_batch=2)
+    busy.waits_us = [250_000] * 20
+    busy.step(1)
+    busy.step(5)
+    assert busy.grant("f1").state == "draining"
+    busy.step(1)
+    assert busy.grant("f1").state == "cancelling"
+    busy.step(10)
+    assert busy.grant("f1").state == "overdue"
+    assert [slot.name for slot in queries.overdue_slots()] == ["f1"]
+    busy.said.clear()
+    busy.step(1)
+    assert busy.grant("f1").state == "home"
+    assert Lend.objects.get().overdue
+    states = SlotInterval.objects.filter(slot=busy.slots["f1"]).order_by("started_at").values_list("state", flat=True)
+    assert list(states) == ["home", "lent", "draining", "cancelling", "overdue", "home"]
+
+
+def test_work_that_cannot_be_cancelled_is_overdue_at_the_bound(busy: Band):
+    from controlplane.contracts.models import WorkloadClass
+
+    WorkloadClass.objects.filter(slug="bulk").update(retry_safe=False)
+    busy.until_lent()
+    busy.said["f1"] = SaidSlot(running_batch=2)
+    busy.waits_us = [250_000] * 20
+    busy.step(7)
+    assert busy.grant("f1").state == "overdue"
+
+
+def test_an_old_report_does_not_bring_a_slot_home(busy: Band):
+    busy.until_lent()
+    busy.said["f1"] = SaidSlot(flex="home", fence=1)
+    busy.waits_us = [250_000] * 20
+    busy.step(3)
+    assert busy.grant("f1").state == "draining"
+
+
+def test_a_silent_agent_is_lost_and_comes_back(busy: Band):
+    busy.until_lent()
+    owner = busy.slots["f1"].agent_id
+    busy.silent = {owner}
+    busy.step(5)
+    assert busy.grant("f1").reason == "telemetry_stale"
+    busy.step(6)
+    assert busy.grant("f1").state == "lost", "unreachable at its drain bound"
+    busy.step(4)
+    lost = {slot.name for slot in queries.lost_slots()}
+    assert lost == {slot.name for slot in busy.slots.values() if slot.agent_id == owner}
+    open_now = SlotInterval.objects.filter(slot=busy.slots["i1"], ended_at__isnull=True).get()
+    assert (open_now.state, open_now.owner_class, open_now.reason) == ("lost", "", "agent_silent")
+    busy.silent.clear()
+    busy.said["f1"] = SaidSlot(running_batch=1)
+    busy.step(1)
+    assert busy.grant("f1").state == "draining", "busy slots drain, they are not lent by coming back"
+    assert not queries.lost_slots()
+    busy.said.clear()
+    busy.step(1)
+    assert busy.grant("f1").state == "home"
+    loan = Lend.objects.get(slot=busy.slots["f1"])
+    assert loan.lost and loan.home_at is not None
+
+
+def test_an_agent_that_never_reported_is_unknown_not_quiet(busy: Band):
+    busy.silent = {agent.pk for agent in busy.agents}
+    busy.step(3)
+    sample = PoolSample.objects.latest("at")
+    assert (sample.p95_queue_us, sample.admitted_per_s, sample.telemetry_age_us) == (None, None, None)
+    assert busy.count("lent") == 0
+    busy.step(13)
+    assert len(queries.lost_slots()) == 8
+
+
+def test_nobody_waiting_is_zero(band: Band):
+    band.waits_us = []
+    band.step(1)
+    assert PoolSample.objects.latest("at").p95_queue_us == 0
+
+
+def test_freeze_stops_new_loans_and_ends_by_itself(busy: Band):
+    busy.step(1)
+    actions.freeze(
+        pool_id=busy.pool.pk, actor=ONCALL, now=busy.now, reason="incident", until=busy.now + timedelta(seconds=20)
+    )
+    number = Pool.objects.get().live_number
+    assert number > 0
+    busy.step(19)
+    assert busy.count("lent") == 0
+    busy.step(2)
+    pool = Pool.objects.get()
+    assert pool.frozen_since is None and pool.live_number > number
+    assert busy.count("lent") == 1
+
+
+def test_freeze_lets_loans_run_and_freeze_and_recall_does_not(busy: Band):
+    busy.until_lent()
+    actions.freeze(pool_id=busy.pool.pk, actor=ONCALL, now=busy.now, reason="incident")
+    busy.step(4)
+    assert busy.states() == {"f1": "lent", "f2": "home"}
+    actions.freeze_and_recall(pool_id=busy.pool.pk, actor=ONCALL, now=busy.now, reason="burn")
+    busy.step(1)
+    assert busy.grant("f1").reason == "manual"
+
+
+def test_a_draining_agent_gives_its_lent_slot_back(busy: Band):
+    busy.until_lent()
+    agent = busy.slots["f1"].agent
+    agent.drain_requested_at = busy.now
+    agent.save(update_fields=["drain_requested_at"])
+    busy.step(1)
+    assert busy.grant("f1").reason == "manual"
+
+
+def test_a_trip_is_answered_once(busy: Band):
+    busy.until_lent()
+    Trip.objects.create(slot=busy.slots["f1"], fence=1, at=busy.now, reason="refused", value=1)
+    busy.step(2)
+    assert Trip.objects.get().handled_at is not None
+    busy.until_lent()
+    assert busy.grant("f1").fence == 3
+
+
+def test_twenty_restarts_keep_fences_growing_and_the_band_whole(busy: Band):
+    fences = {"f1": 0, "f2": 0}
+    for number in range(20):
+        busy.restart()
+        busy.waits_us = [250_000 if number % 4 == 3 else 20_000] * 20
+        busy.step(4)
+        for name, fence in fences.items():
+            assert busy.grant(name).fence >= fence
+            fences[name] = busy.grant(name).fence
+    assert fences["f1"] >= 3
+    loans = list(Lend.objects.values_list("slot__name", "fence"))
+    assert len(set(loans)) == len(loans)
+    assert Lend.objects.filter(home_at__isnull=True).count() == busy.count("lent") + busy.count("draining")
+
+
+def test_a_restart_remembers_hold_and_cooldown(busy: Band):
+    busy.step(3)
+    busy.restart()
+    busy.step(1)
+    assert busy.count("lent") == 1, "the hold time goes on across a restart without a gap"
+    busy.waits_us = [250_000] * 20
+    busy.step(1)
+    busy.waits_us = [20_000] * 20
+    busy.restart()
+    busy.step(9)
+    assert busy.count("lent") == 0, "the cooldown too"
+    busy.step(1)
+    assert busy.count("lent") == 1
+
+
+def test_the_week_counts_from_monday_and_blocks(busy: Band):
+    Pool.objects.update(spillover_per_week=1, spillover_action="block")
+    busy.until_lent()
+    busy.step(6)
+    assert busy.count("lent") == 1
+    check = [c for c in Decision.objects.latest("id").checks if c["name"] == "lends_this_week"]
+    assert check[0]["value"] == 1 and check[0]["held"] is False
+
+
+def test_best_effort_work_is_no_reason_to_lend(band: Band):
+    add_job(band, gpu_s=1_000_000, due_in=None)
+    band.step(8)
+    assert band.count("lent") == 0
+
+
+def test_another_isolation_never_lends_and_brings_home_what_is_lent(busy: Band):
+    busy.until_lent()
+    Pool.objects.update(isolation="dedicated")
+    busy.step(1)
+    assert busy.grant("f1").reason == "manual"
+    busy.step(20)
+    assert busy.count("lent") == 0
