@@ -1,6 +1,5 @@
 """The only writer of the audit log."""
 
-import hashlib
 from datetime import datetime
 from typing import Any
 
@@ -8,12 +7,11 @@ from django.core.serializers.json import DjangoJSONEncoder
 from django.db import connection
 
 from controlplane.audit.actors import Actor
+from controlplane.audit.chain import GENESIS, chained_hash
 from controlplane.audit.models import AuditEntry
-from controlplane.wire.signing import canonical
 
 # Any fixed number: writers of the chain take turns until their transaction ends.
 CHAIN_LOCK = 0x666C6578
-GENESIS = b"\0" * 32
 SECRET_FIELDS = frozenset({"secret", "secret_hash", "previous_hash", "token", "token_hash", "password", "private_key"})
 
 
@@ -56,23 +54,6 @@ def record(
     entry.hash = chained_hash(entry)
     entry.save(force_insert=True)
     return entry
-
-
-def chained_hash(entry: AuditEntry) -> bytes:
-    """SHA-256 over the previous hash and the canonical form of the entry's other columns."""
-    content = {
-        "at": entry.at.isoformat(),
-        "actor": [entry.actor_id, entry.actor_name, entry.actor_role],
-        "action": entry.action,
-        "noun": entry.noun,
-        "object": entry.object_id,
-        "tenant": entry.tenant_slug,
-        "before": entry.before,
-        "after": entry.after,
-        "reason": entry.reason,
-        "request": entry.request_id,
-    }
-    return hashlib.sha256(bytes(entry.previous_hash) + canonical(content)).digest()
 
 
 def changes(before: dict[str, Any], after: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -5,7 +5,7 @@ from datetime import datetime
 
 from django.db.models import QuerySet
 
-from controlplane.audit.actions import GENESIS, chained_hash
+from controlplane.audit.chain import GENESIS, chained_hash
 from controlplane.audit.models import AuditEntry
 
 
