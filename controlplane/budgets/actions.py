@@ -1,7 +1,7 @@
 """What may be done to budgets: lock, load, decide, apply, audit, in one transaction.
 
-Amounts are integer nanos. A window's limit follows the budget's at once when it is raised; lowered, it goes down to what
-is settled and leased at once and further as agents give leases back, because what is leased may be spent already.
+Amounts are integer nanos. A window's limit follows the budget's at once when it is raised; lowered, it goes down to
+what is settled and leased at once and further as agents give leases back: what is leased may be spent already.
 """
 
 from collections.abc import Mapping

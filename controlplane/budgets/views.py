@@ -202,8 +202,8 @@ def _when_in_force(row: Budget, form: BudgetForm) -> list[str]:
     if form.cleaned_data["hard"] and used > new and standing.leased_nanos:
         notes.append(
             f"{format_nanos(standing.settled_nanos)} is settled and {format_nanos(standing.leased_nanos)} is leased to "
-            f"agents, together more than the new limit. It is in force once the leases are back, at the latest when they "
-            f"end; until then at most {format_nanos(max(row.limit_nanos, new))} can be spent."
+            f"agents, together more than the new limit. It is in force once the leases are back, at the latest when "
+            f"they end; until then at most {format_nanos(max(row.limit_nanos, new))} can be spent."
         )
     elif standing.settled_nanos >= new and new < row.limit_nanos:
         notes.append(

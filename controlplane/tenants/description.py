@@ -5,13 +5,14 @@ from django.shortcuts import render
 from django.urls import reverse
 from drf_spectacular.views import SpectacularAPIView
 
-from controlplane.tenants.access import requires
+from controlplane.tenants.access import RolePermission, requires
 
 
 class Description(SpectacularAPIView):
     """`/api/schema/`: YAML, or JSON with `?format=json`."""
 
     read_permission = "settings.read"
+    permission_classes = [RolePermission]
 
 
 schema = Description.as_view()

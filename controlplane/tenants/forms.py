@@ -18,7 +18,7 @@ class TenantForm(forms.Form):
     slug = forms.SlugField(
         label="Short name",
         max_length=63,
-        help_text="1 to 63 lower-case letters, digits and hyphens. It stands in addresses and exports and never changes.",
+        help_text="1 to 63 lower-case letters, digits and hyphens. It stands in addresses and never changes.",
     )
     name = forms.CharField(label="Name", max_length=120)
     parent = forms.ModelChoiceField(

@@ -1,4 +1,4 @@
-"""Pages that create and change tenants. The list and a tenant's own page are in `budgets`, where their money is known."""
+"""Pages that create and change tenants. The list and a tenant's own page are in `budgets`, which knows their money."""
 
 from datetime import datetime
 from typing import Any

@@ -1,0 +1,163 @@
+"""REST of budgets. Money is a decimal string; `limit_nanos` says the same as an integer."""
+
+import django_filters
+from django.db.models import QuerySet
+from django.shortcuts import get_object_or_404
+from django.utils import timezone
+from drf_spectacular.types import OpenApiTypes
+from drf_spectacular.utils import extend_schema, extend_schema_field
+from rest_framework import serializers, status
+from rest_framework.decorators import action
+from rest_framework.mixins import ListModelMixin
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from controlplane.audit.actors import actor_of
+from controlplane.budgets import actions
+from controlplane.budgets.models import Budget
+from controlplane.budgets.queries import Standing, standings, visible_budgets
+from controlplane.core.money import format_nanos, parse_nanos
+from controlplane.tenants.queries import visible_tenants
+from controlplane.tenants.rest import ReasonField, ReasonSerializer, VersionedViewSet, writes
+
+
+@extend_schema_field(OpenApiTypes.DECIMAL)
+class MoneyField(serializers.Field):
+    """An amount as a decimal string, in nanos inside."""
+
+    def to_representation(self, value: int) -> str:
+        return format_nanos(value)
+
+    def to_internal_value(self, data: object) -> int:
+        if not isinstance(data, str):
+            raise serializers.ValidationError('Money is a decimal string, such as "22000.00".')
+        try:
+            return parse_nanos(data)
+        except ValueError as error:
+            raise serializers.ValidationError(f"{str(error)[0].upper()}{str(error)[1:]}.") from None
+
+
+class StandingSerializer(serializers.Serializer):
+    """A budget in its present window."""
+
+    starts_at = serializers.DateTimeField()
+    ends_at = serializers.DateTimeField()
+    settled = MoneyField(source="settled_nanos")
+    leased = MoneyField(source="leased_nanos")
+    left = MoneyField(source="left_nanos")
+    forecast = MoneyField(source="forecast_nanos", allow_null=True)
+    limit_in_force = MoneyField(source="limit_in_force_nanos")
+    state = serializers.CharField()
+
+
+class BudgetSerializer(serializers.ModelSerializer):
+    """A budget and where it stands now."""
+
+    tenant = serializers.SlugRelatedField("slug", read_only=True)
+    limit = MoneyField(source="limit_nanos", read_only=True)
+    present = serializers.SerializerMethodField()
+
+    class Meta:
+        model = Budget
+        fields = (
+            "id", "tenant", "name", "period", "anchor_day", "zone", "limit", "limit_nanos", "hard",
+            "thresholds_percent", "archived_at", "created_at", "updated_at", "version", "present",
+        )  # fmt: skip
+
+    @extend_schema_field(StandingSerializer)
+    def get_present(self, row: Budget) -> dict[str, object]:
+        known: dict[int, Standing] = self.context.get("standings", {})
+        standing = known.get(row.pk) or standings([row], timezone.now())[0]
+        return StandingSerializer(standing).data
+
+
+class BudgetWriteSerializer(serializers.Serializer):
+    """What can be written of a budget; its calendar only while nothing was spent in it."""
+
+    name = serializers.CharField(max_length=120)
+    limit = MoneyField()
+    hard = serializers.BooleanField(required=False)
+    period = serializers.ChoiceField(Budget.Period.choices, required=False)
+    anchor_day = serializers.IntegerField(min_value=1, max_value=31, required=False)
+    zone = serializers.CharField(max_length=64, required=False)
+    thresholds_percent = serializers.ListField(child=serializers.IntegerField(), required=False)
+    reason = ReasonField()
+
+
+class BudgetCreateSerializer(BudgetWriteSerializer):
+    tenant = serializers.SlugField(max_length=63)
+
+
+class BudgetFilter(django_filters.FilterSet):
+    tenant = django_filters.CharFilter("tenant__slug")
+    archived = django_filters.BooleanFilter("archived_at", "isnull", exclude=True)
+
+    class Meta:
+        model = Budget
+        fields = ("period", "hard")
+
+
+class BudgetViewSet(ListModelMixin, VersionedViewSet):
+    """Budgets."""
+
+    read_permission = "budget.read"
+    write_permission = "budget.write"
+    serializer_class = BudgetSerializer
+    filterset_class = BudgetFilter
+    ordering_fields = ("id", "name", "limit_nanos", "created_at")
+    ordering = ("id",)
+    lookup_value_regex = "[0-9]+"
+
+    def get_queryset(self) -> QuerySet[Budget]:
+        return visible_budgets(self.request.user)
+
+    def list(self, request: Request) -> Response:
+        rows = self.paginate_queryset(self.filter_queryset(self.get_queryset()))
+        known = {standing.budget.pk: standing for standing in standings(rows, timezone.now())}
+        context = {**self.get_serializer_context(), "standings": known}
+        return self.get_paginated_response(BudgetSerializer(rows, many=True, context=context).data)
+
+    @extend_schema(request=BudgetCreateSerializer)
+    @writes
+    def create(self, request: Request) -> Response:
+        values = self.body(BudgetCreateSerializer)
+        tenant = get_object_or_404(visible_tenants(request.user), slug=values.pop("tenant"))
+        row = actions.create_budget(
+            tenant_id=tenant.pk,
+            limit_nanos=values.pop("limit"),
+            **values,
+            actor=actor_of(request),
+            now=timezone.now(),
+        )
+        return self.answer(row, status.HTTP_201_CREATED)
+
+    @extend_schema(request=BudgetWriteSerializer)
+    @writes
+    def partial_update(self, request: Request, pk: str) -> Response:
+        row = self.get_object()
+        version = self.wanted_version(row)
+        values = self.body(BudgetWriteSerializer, partial=True)
+        reason = values.pop("reason", "")
+        if "limit" in values:
+            values["limit_nanos"] = values.pop("limit")
+        row = actions.edit_budget(
+            budget_id=row.pk,
+            version=version,
+            changes=values,
+            reason=reason,
+            actor=actor_of(request),
+            now=timezone.now(),
+        )
+        return self.answer(row)
+
+    @extend_schema(request=ReasonSerializer)
+    @action(detail=True, methods=["post"])
+    @writes
+    def archive(self, request: Request, pk: str) -> Response:
+        """The budget limits nothing from now on."""
+        row, reason = self.get_object(), self.body(ReasonSerializer)["reason"]
+        version = self.wanted_version(row)
+        row = actions.archive_budget(
+            budget_id=row.pk, version=version, reason=reason, actor=actor_of(request), now=timezone.now()
+        )
+        return self.answer(row)

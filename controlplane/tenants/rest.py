@@ -1,0 +1,156 @@
+"""What REST writes of every noun share: a version as ETag, If-Match against lost updates, and Idempotency-Key."""
+
+import functools
+import hashlib
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+from django.db import transaction
+from django.utils import timezone
+from rest_framework import serializers, status
+from rest_framework.exceptions import APIException, ParseError
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.viewsets import GenericViewSet
+
+from controlplane.audit.actions import SECRET_FIELDS
+from controlplane.tenants.actions import Stale
+from controlplane.tenants.models import IdempotentWrite
+from controlplane.web.api import PreconditionFailed
+from controlplane.wire.signing import canonical
+
+KEPT = timedelta(hours=24)
+KEY_CHARS_MAX = 200
+PURGE_MAX = 100
+Handler = Callable[..., Response]
+
+
+class PreconditionRequired(APIException):
+    status_code = 428
+    default_detail = "Send If-Match with the ETag that you read, or If-Match: * to overwrite whatever is there."
+    default_code = "precondition_required"
+
+
+class KeyReused(APIException):
+    status_code = 422
+    default_detail = "This Idempotency-Key was used with another body: take a new key for another write."
+    default_code = "idempotency_key_reused"
+
+
+class ReasonField(serializers.CharField):
+    """Why; kept in the audit log."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(max_length=400, **{"required": True, **options})
+
+
+class ReasonSerializer(serializers.Serializer):
+    """The body of an action that only needs a reason."""
+
+    reason = ReasonField()
+
+
+class VersionedViewSet(GenericViewSet):
+    """Rows with a `version`: answers carry it as ETag, changes are sent with If-Match."""
+
+    http_method_names = ["get", "post", "patch", "delete", "head", "options"]
+
+    def answer(self, row: Any, status_code: int = status.HTTP_200_OK, **extra: Any) -> Response:
+        """The row as its reader sees it, with its ETag."""
+        body = {**self.get_serializer(row).data, **extra}
+        return Response(body, status=status_code, headers={"ETag": etag_of(row)})
+
+    def retrieve(self, request: Request, *args: Any, **kwargs: Any) -> Response:
+        return self.answer(self.get_object())
+
+    def wanted_version(self, row: Any) -> int:
+        """The version of If-Match. Raises PreconditionRequired without one and PreconditionFailed for an old one."""
+        given = self.request.headers.get("If-Match", "").strip()
+        if not given:
+            raise PreconditionRequired
+        if given != "*" and etag_of(row) not in [part.strip().removeprefix("W/") for part in given.split(",")]:
+            raise PreconditionFailed
+        return int(row.version)
+
+    def body(self, serializer_class: type[serializers.Serializer], *, partial: bool = False) -> dict[str, Any]:
+        """The request's body, checked; unknown fields are an error, so that a slip of the pen is no silent success."""
+        if not isinstance(self.request.data, dict):
+            raise ParseError("Send a JSON object.")
+        serializer = serializer_class(data=self.request.data, partial=partial)
+        unknown = sorted(set(self.request.data) - {n for n, f in serializer.fields.items() if not f.read_only})
+        if unknown:
+            raise serializers.ValidationError({name: ["There is no such field to write."] for name in unknown})
+        serializer.is_valid(raise_exception=True)
+        return dict(serializer.validated_data)
+
+
+def etag_of(row: Any) -> str:
+    return f'"{row._meta.model_name}-{row.pk}-{row.version}"'
+
+
+def writes(handler: Handler) -> Handler:
+    """Decorates a handler that writes: repeats under one Idempotency-Key get the first answer, stale writes are 412."""
+
+    @functools.wraps(handler)
+    def wrapped(view: Any, request: Request, *args: Any, **kwargs: Any) -> Response:
+        try:
+            key = request.headers.get("Idempotency-Key", "")
+            if not key:
+                return handler(view, request, *args, **kwargs)
+            return _once(key, handler, view, request, args, kwargs)
+        except Stale as error:
+            raise PreconditionFailed from error
+
+    return wrapped
+
+
+def _once(
+    key: str, handler: Handler, view: Any, request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Response:
+    """Row first, write second, both in one transaction: whoever comes at the same time waits for the first one's end.
+
+    A write that fails leaves no row, so it can be repeated with the same key.
+    """
+    if len(key) > KEY_CHARS_MAX:
+        raise ParseError(f"An Idempotency-Key has at most {KEY_CHARS_MAX} characters.")
+    now = timezone.now()
+    digest = hashlib.sha256(canonical(request.data)).hexdigest()
+    scope = {
+        "principal_id": request.user.pk,
+        "method": request.method,
+        "path": request.path[:400],
+        "key": key,
+    }
+    with transaction.atomic():
+        _purge(now - KEPT)
+        row, made = IdempotentWrite.objects.get_or_create(
+            **scope, defaults={"body_digest": digest, "status": 0, "created_at": now}
+        )
+        if not made:
+            return _replay(row, digest)
+        response = handler(view, request, *args, **kwargs)
+        row.status, row.response = response.status_code, _without_secrets(response.data)
+        row.etag = response.headers.get("ETag", "")
+        row.save(update_fields=["status", "response", "etag"])
+    return response
+
+
+def _replay(row: IdempotentWrite, digest: str) -> Response:
+    if row.body_digest != digest:
+        raise KeyReused
+    headers = {"Idempotency-Replayed": "true", **({"ETag": row.etag} if row.etag else {})}
+    return Response(row.response, status=row.status, headers=headers)
+
+
+def _without_secrets(data: Any) -> Any:
+    if isinstance(data, dict):
+        return {name: None if name in SECRET_FIELDS else _without_secrets(value) for name, value in data.items()}
+    if isinstance(data, (list, tuple)):
+        return [_without_secrets(value) for value in data]
+    return data
+
+
+def _purge(before: Any) -> None:
+    old = IdempotentWrite.objects.filter(created_at__lt=before).order_by("pk").values("pk")[:PURGE_MAX]
+    IdempotentWrite.objects.filter(pk__in=list(old.values_list("pk", flat=True))).delete()
