@@ -1,0 +1,323 @@
+"""From a push to the acknowledgement of every agent, beside one Celery message and one update_or_create per agent.
+
+    python -m benchmarks.policy_push [--quick] [--agents N] [--rounds N] [--json FILE]
+
+Ours is the real path: push() in the database, a real Celery worker, one broadcast, pulls from a real uvicorn, one
+shared verification, real signed reports whose transactions acknowledge. Interleaved with the peer, one warm-up each.
+Exit 1 when not all agents acknowledged within the goal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import platform
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+
+from benchmarks.ingest import ROOT, benchmark_database, server
+
+GOAL_S = 2.0
+TIMEOUT_S = 60.0
+POOL = "benchmark"
+TENANTS = 200
+KEEP_ALIVE = ("--timeout-keep-alive", "600", "--backlog", "4096")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="fewer rounds, for a look")
+    parser.add_argument("--agents", type=int, default=1_000)
+    parser.add_argument("--rounds", type=int, default=0)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    with contextlib.ExitStack() as stack:
+        redis_url = _redis(stack)
+        database_url = stack.enter_context(benchmark_database())
+        keys = stack.enter_context(tempfile.TemporaryDirectory())
+        os.environ |= {
+            "DATABASE_URL": database_url,
+            "REDIS_URL": redis_url,
+            "CELERY_BROKER_URL": redis_url,
+            "FLEXBAND_SIGNING_KEYS": keys,
+            "FLEXBAND_AS_OWNER": "true",
+            "FLEXBAND_INSECURE_LOOPBACK": "true",
+            "FLEXBAND_LOG_LEVEL": "WARNING",
+            "DJANGO_SETTINGS_MODULE": "controlplane.config.settings",
+        }
+        import django
+
+        django.setup()
+        table = run(options.agents, options.rounds or (3 if options.quick else 7), redis_url)
+    print_table(table)
+    if options.json:
+        options.json.write_text(json.dumps(table, indent=2))
+    return 0 if table["all_acked_s_worst"] <= GOAL_S else 1
+
+
+def _redis(stack: contextlib.ExitStack) -> str:
+    given = os.environ.get("REDIS_URL")
+    if given:
+        return given
+    from controlplane.embedded.throwaway import throwaway_servers
+
+    servers = stack.enter_context(throwaway_servers())
+    os.environ.setdefault("DATABASE_URL", servers.postgres.owner_dsn)
+    return servers.valkey.url
+
+
+@contextlib.contextmanager
+def worker() -> Iterator[None]:
+    """A real Celery worker, one process."""
+    command = [sys.executable, "-m", "celery", "-A", "controlplane.config.celery", "worker", "-P", "solo"]
+    command += ["-Q", "flexband", "-l", "warning", "--without-gossip", "--without-mingle", "--without-heartbeat"]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        time.sleep(4)
+        if process.poll() is not None:
+            raise SystemExit("the Celery worker did not start")
+        yield
+    finally:
+        process.terminate()
+        process.wait(15)
+
+
+def build(count: int):
+    """A pool of `count` agents with their keys, tenants that make its bundle about 40 KiB, and keys to sign with."""
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from django.core.management import call_command
+    from django.utils import timezone
+
+    from benchmarks.policy_agents import Shared, SimulatedAgent
+    from controlplane.contracts.models import WorkloadClass
+    from controlplane.fleet.models import Agent, Pool, ServedModel, Slot
+    from controlplane.ledger.models import RateCard
+    from controlplane.policy.queries import signing_keys
+    from controlplane.policy.signing import ensure_keys
+    from controlplane.tenants.models import Installation, Tenant
+
+    call_command("migrate", verbosity=0, skip_checks=True)
+    now = timezone.now()
+    ensure_keys(now)
+    installation = Installation.objects.create(pk=1, name="Benchmark")
+    model = ServedModel.objects.create(name="llama-70b")
+    for slug, kind in (("chat", "interactive"), ("bulk", "batch")):
+        WorkloadClass.objects.create(slug=slug, name=slug, kind=kind, created_at=now, updated_at=now)
+        RateCard.objects.create(
+            class_slug=slug, model=model, effective_from=now, prompt_nanos_per_mtok=1, cached_nanos_per_mtok=1,
+            output_nanos_per_mtok=1, created_at=now, created_by="benchmark",
+        )  # fmt: skip
+    pool = Pool.objects.create(
+        slug=POOL, name=POOL, model=model, gpu_type="H100", isolation="dedicated", interactive_class="chat",
+        batch_class="bulk", created_at=now, updated_at=now,
+    )  # fmt: skip
+    Tenant.objects.bulk_create(
+        Tenant(slug=f"tenant-{n}", name="x", classes=["chat", "bulk"], created_at=now, updated_at=now)
+        for n in range(TENANTS)
+    )
+    shared = Shared(str(installation.uuid), POOL, signing_keys())
+    keys = [Ed25519PrivateKey.generate() for _ in range(count)]
+    rows = Agent.objects.bulk_create(
+        Agent(
+            name=f"gpu-{n:05d}", pool=pool, state="active", public_key=key.public_key().public_bytes_raw(),
+            enrolled_at=now,
+        )
+        for n, key in enumerate(keys)
+    )  # fmt: skip
+    Slot.objects.create(pool=pool, agent=rows[0], name="s0", band="interactive")
+    return [SimulatedAgent(row.pk, str(row.uuid), key, shared) for row, key in zip(rows, keys)], Tenant, rows
+
+
+def run(count: int, rounds: int, redis_url: str) -> dict:
+    agents, tenants, _ = build(count)
+    with (
+        worker(),
+        server("benchmarks.ingest_server:application", {}, *KEEP_ALIVE) as port,
+        server("benchmarks.policy_peer:application", {}, "--interface", "wsgi", *KEEP_ALIVE) as peer_port,
+    ):
+        return asyncio.run(measure(agents, tenants, rounds, redis_url, port, peer_port))
+
+
+async def measure(agents, tenants, rounds: int, redis_url: str, port: int, peer_port: int) -> dict:
+    from benchmarks.policy_agents import connect, gathered
+
+    await connect(agents, port)
+    await gathered(agents, lambda agent: agent.hello(), 50)
+    ours, peer = [], []
+    for number in range(rounds + 1):
+        mine = await ours_round(agents, tenants, redis_url, number)
+        theirs = await peer_round(agents, redis_url, peer_port)
+        if number:  # the first round warms caches and connections on both sides
+            ours.append(mine)
+            peer.append(theirs)
+    return summarised(ours, peer, len(agents))
+
+
+async def ours_round(agents, tenants, redis_url: str, number: int):
+    """One push; the times of every agent. Raises when one does not acknowledge in time."""
+    from asgiref.sync import sync_to_async
+    from django.utils import timezone
+
+    from benchmarks.policy_agents import Times, jitter, kombu_body, subscribe
+    from controlplane.audit.actors import Actor
+    from controlplane.policy.actions import push
+    from controlplane.policy.models import Delivery
+    from controlplane.wire.nudging import REDIS_TRANSPORT_OPTIONS, ROUTING_KEY, pool_exchange
+
+    times, tasks, loop = Times(), [], asyncio.get_running_loop()
+    began = [0.0]
+    source = random.Random(number)
+    everyone = asyncio.Event()
+
+    async def follow(agent, nudge):
+        await asyncio.sleep(jitter(source))
+        document = await agent.pull(nudge.digest)
+        times.pulled.append(time.perf_counter() - began[0])
+        agent.revision = document.revision
+        await agent.report()
+        times.acked.append(time.perf_counter() - began[0])
+        if len(times.acked) == len(agents):
+            everyone.set()
+
+    def heard(agent, message: bytes):
+        if not message.startswith(b"{"):
+            return
+        nudge = agent.shared.nudge(kombu_body(message))
+        times.heard.append(time.perf_counter() - began[0])
+        tasks.append(loop.create_task(follow(agent, nudge)))
+
+    database = (redis_url.rsplit("/", 1)[-1] or "0") if redis_url.count("/") > 2 else "0"
+    prefix = REDIS_TRANSPORT_OPTIONS["global_keyprefix"]
+    channel = f"{prefix}/{database}.{pool_exchange(POOL)}/{ROUTING_KEY}"
+    for agent in agents:
+        await subscribe(agent, redis_url, lambda message, agent=agent: heard(agent, message), "SUBSCRIBE", channel)
+    await asyncio.sleep(0.5)
+    await sync_to_async(lambda: tenants.objects.filter(slug="tenant-0").update(weight=number + 1))()
+    began[0] = time.perf_counter()
+    revision = await sync_to_async(push)(actor=Actor.system("benchmark"), reason=f"round {number}", now=timezone.now())
+    pushed = time.perf_counter() - began[0]
+    await asyncio.wait_for(everyone.wait(), TIMEOUT_S)
+    await asyncio.gather(*tasks)
+    stored = await sync_to_async(lambda: Delivery.objects.filter(rollout__revision=revision, state="acked").count())()
+    if stored != len(agents):
+        raise SystemExit(f"{stored} of {len(agents)} acknowledgements stored")
+    for agent in agents:
+        agent.broker._transport.close()
+    return {"pushed": pushed, **{name: sorted(getattr(times, name)) for name in ("heard", "pulled", "acked")}}
+
+
+async def peer_round(agents, redis_url: str, peer_port: int):
+    """One apply_async per agent to its own queue, one bundle view, one update_or_create per agent."""
+    from asgiref.sync import sync_to_async
+    from celery import current_app
+
+    from benchmarks.http_load import request_bytes
+    from benchmarks.policy_agents import HttpConnection, Times, jitter, subscribe
+    from controlplane.policy.models import Delivery, PolicyBundle
+
+    times, tasks, loop = Times(), [], asyncio.get_running_loop()
+    began = [0.0]
+    source = random.Random(1)
+    everyone = asyncio.Event()
+    newest = await sync_to_async(
+        lambda: PolicyBundle.objects.select_related("revision__rollout").latest("revision_id")
+    )()
+    rollout = newest.revision.rollout.pk
+    await sync_to_async(lambda: Delivery.objects.filter(rollout_id=rollout).update(state="sent"))()
+    connections = {}
+    for agent in agents:
+        _, connections[agent.id] = await loop.create_connection(HttpConnection, "127.0.0.1", peer_port)
+
+    async def follow(agent):
+        await asyncio.sleep(jitter(source))
+        await connections[agent.id].ask(request_bytes("GET", f"/bundle/{newest.digest}", b"", {}))
+        times.pulled.append(time.perf_counter() - began[0])
+        await connections[agent.id].ask(request_bytes("POST", f"/ack/{rollout}/{agent.id}", b"", {}))
+        times.acked.append(time.perf_counter() - began[0])
+        if len(times.acked) == len(agents):
+            everyone.set()
+
+    def heard(agent, message: bytes):
+        if not message.startswith(b"{"):
+            return
+        times.heard.append(time.perf_counter() - began[0])
+        tasks.append(loop.create_task(follow(agent)))
+
+    for agent in agents:
+        queue = f"fb:peer.{agent.id}"
+        await subscribe(agent, redis_url, lambda message, agent=agent: heard(agent, message), "BRPOP", queue, "0")
+    await asyncio.sleep(0.5)
+
+    def publish():
+        for agent in agents:
+            current_app.send_task("policy.apply", kwargs={"digest": newest.digest}, queue=f"peer.{agent.id}")
+
+    began[0] = time.perf_counter()
+    await sync_to_async(publish, thread_sensitive=False)()
+    pushed = time.perf_counter() - began[0]
+    await asyncio.wait_for(everyone.wait(), TIMEOUT_S)
+    await asyncio.gather(*tasks)
+    for agent in agents:
+        agent.broker._transport.close()
+        connections[agent.id]._transport.close()
+    return {"pushed": pushed, **{name: sorted(getattr(times, name)) for name in ("heard", "pulled", "acked")}}
+
+
+def summarised(ours: list[dict], peer: list[dict], agents: int) -> dict:
+    def middle(rounds: list[dict], name: str, q: float) -> float:
+        return statistics.median(found[name][min(len(found[name]) - 1, int(q * len(found[name])))] for found in rounds)
+
+    table = {
+        "agents": agents,
+        "rounds": len(ours),
+        "all_acked_s_worst": max(found["acked"][-1] for found in ours),
+        "ratio_to_peer": statistics.median(b["acked"][-1] / a["acked"][-1] for a, b in zip(ours, peer)),
+        "versions": {
+            "python": platform.python_version(),
+            **{name: version(name) for name in ("celery", "kombu", "django", "uvicorn")},
+        },
+    }
+    for who, rounds in (("ours", ours), ("peer", peer)):
+        table[who] = {"published_s": statistics.median(found["pushed"] for found in rounds)}
+        for name in ("heard", "pulled", "acked"):
+            table[who] |= {
+                f"{name}_p50_s": middle(rounds, name, 0.5),
+                f"{name}_p99_s": middle(rounds, name, 0.99),
+                f"{name}_all_s": middle(rounds, name, 1.0),
+            }
+    return table
+
+
+def print_table(table: dict) -> None:
+    versions = " ".join(f"{name} {number}" for name, number in table["versions"].items())
+    print(f"Policy push: {table['agents']:,} agents in one process, {table['rounds']} interleaved rounds, medians")
+    print(versions)
+    print(
+        f"{'seconds since the push':<48}{'published':>10}{'heard':>9}{'pulled':>9}"
+        f"{'ack p50':>9}{'ack p99':>9}{'all':>9}"
+    )
+    names = {
+        "ours": "one broadcast, signed pull, reports acknowledge",
+        "peer": "peer: apply_async and update_or_create each",
+    }
+    for who, name in names.items():
+        row = table[who]
+        print(f"{name:<48}{row['published_s']:>10.3f}{row['heard_all_s']:>9.3f}{row['pulled_all_s']:>9.3f}"
+              f"{row['acked_p50_s']:>9.3f}{row['acked_p99_s']:>9.3f}{row['acked_all_s']:>9.3f}")  # fmt: skip
+    verdict = "met" if table["all_acked_s_worst"] <= GOAL_S else "MISSED"
+    print(f"all acknowledged, worst round: {table['all_acked_s_worst']:.3f} s, goal {GOAL_S:.0f} s: {verdict}; "
+          f"peer takes {table['ratio_to_peer']:.1f}x as long")  # fmt: skip
+
+
+if __name__ == "__main__":
+    sys.exit(main())
