@@ -7,7 +7,6 @@ report intervals, so the others cannot take it while it may still be serving.
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -101,24 +100,41 @@ def divide(snapshot: Snapshot, wanted: Sequence[int]) -> dict[int, list[Share]]:
     """Agent id -> its shares of every limit. Agents that were not heard of yet are counted in with no demand."""
     agents = sorted({*snapshot.agents, *wanted})
     shares: dict[int, list[Share]] = {agent_id: [] for agent_id in wanted}
+    even = _EvenParts(agents)
     for limit in snapshot.limits:
         asked = snapshot.demand.get((limit.scope, limit.id), {})
-        requests = {agent_id: asked.get(agent_id, (0, 0))[0] for agent_id in agents}
-        tokens = {agent_id: asked.get(agent_id, (0, 0))[1] for agent_id in agents}
-        concurrency = _divide_whole(limit.concurrency, requests)
-        rate = _divide_rate(limit.requests_per_s, requests)
-        token_rate = _divide_whole(limit.tokens_per_minute, tokens)
+        requests = {agent_id: asked.get(agent_id, (0, 0))[0] for agent_id in agents} if asked else {}
+        tokens = {agent_id: asked.get(agent_id, (0, 0))[1] for agent_id in agents} if asked else {}
+        concurrency = even.whole(limit.concurrency) if not asked else _divide_whole(limit.concurrency, requests)
+        rate = even.rate(limit.requests_per_s) if not asked else _divide_rate(limit.requests_per_s, requests)
+        token_rate = (
+            even.whole(limit.tokens_per_minute) if not asked else _divide_whole(limit.tokens_per_minute, tokens)
+        )
+        name = _SCOPE_NAMES[limit.scope]
         for agent_id in wanted:
             shares[agent_id].append(
-                Share(
-                    _SCOPE_NAMES[limit.scope],
-                    limit.id,
-                    concurrency.get(agent_id),
-                    rate.get(agent_id),
-                    token_rate.get(agent_id),
-                )
+                Share(name, limit.id, concurrency.get(agent_id), rate.get(agent_id), token_rate.get(agent_id))
             )
     return shares
+
+
+class _EvenParts:
+    """Parts of limits that nobody asks for: most limits are equal, so each amount is divided once."""
+
+    def __init__(self, agents: Sequence[int]) -> None:
+        self._nobody = dict.fromkeys(agents, 0)
+        self._whole: dict[int | None, dict[int, int]] = {}
+        self._rate: dict[float | None, dict[int, float]] = {}
+
+    def whole(self, limit: int | None) -> dict[int, int]:
+        if limit not in self._whole:
+            self._whole[limit] = _divide_whole(limit, self._nobody)
+        return self._whole[limit]
+
+    def rate(self, limit: float | None) -> dict[int, float]:
+        if limit not in self._rate:
+            self._rate[limit] = _divide_rate(limit, self._nobody)
+        return self._rate[limit]
 
 
 def _divide_whole(limit: int | None, demand: Mapping[int, int]) -> dict[int, int]:
@@ -139,24 +155,33 @@ def _divide_rate(limit: float | None, demand: Mapping[int, int]) -> dict[int, fl
     return {agent_id: 1 + rest[agent_id] / 1000 for agent_id in demand}
 
 
+@dataclass
+class _Divided:
+    snapshot: Snapshot
+    read_at: float
+    shares: dict[int, list[Share]]
+
+
 class Shares:
-    """Shares from a snapshot that is at most a second old, for the answers of one process."""
+    """Shares from a snapshot that is at most a second old, divided once, for the answers of one process."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = Lock()
-        self._read_at: dict[str, float] = defaultdict(lambda: float("-inf"))
-        self._snapshots: dict[str, Snapshot] = {}
+        self._divided: dict[str, _Divided] = {}
 
     def shares_for(self, cursor: Cursor, agent_ids: Sequence[int], now: datetime) -> dict[int, list[Share]]:
         """Agent id -> its shares."""
         name = cursor.connection.info.dbname
         with self._lock:
-            if self._clock() - self._read_at[name] > _SNAPSHOT_AGE_S:
-                self._snapshots[name] = read_snapshot(cursor, now)
-                self._read_at[name] = self._clock()
-            snapshot = self._snapshots[name]
-        return divide(snapshot, agent_ids)
+            divided = self._divided.get(name)
+            if divided is None or self._clock() - divided.read_at > _SNAPSHOT_AGE_S:
+                snapshot = read_snapshot(cursor, now)
+                shares = divide(snapshot, sorted({*snapshot.agents, *agent_ids}))
+                divided = self._divided[name] = _Divided(snapshot, self._clock(), shares)
+            elif any(agent_id not in divided.shares for agent_id in agent_ids):
+                divided.shares = divide(divided.snapshot, sorted({*divided.shares, *agent_ids}))
+            return {agent_id: divided.shares[agent_id] for agent_id in agent_ids}
 
 
 _shares = Shares()

@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from psycopg import Connection
+from psycopg import Connection, Cursor
 
 from controlplane.budgets.leases import acquire, open_leases, running_low
 from controlplane.budgets.shares import shares_for
 from controlplane.core.period import to_us
 from controlplane.exchange.composition import Result
 from controlplane.exchange.messages import Incoming
+from controlplane.exchange.safe_rates import safe_rate_shares
 from controlplane.flex.queries import grants_for
 from controlplane.policy.live_list import delta
 from controlplane.policy.queries import desired_for
@@ -66,8 +67,14 @@ def look(connection: Connection, agents: Sequence[tuple[int, int]], now: datetim
         outlook.desired = desired_for(cursor, ids)
         outlook.grants = grants_for(cursor, ids)
         outlook.leases = open_leases(cursor, agents)
-        outlook.shares = shares_for(cursor, ids, now)
+        outlook.shares = _shares(cursor, ids, now)
     return outlook
+
+
+def _shares(cursor: Cursor, agent_ids: Sequence[int], now: datetime) -> dict[int, list[Share]]:
+    shares = shares_for(cursor, agent_ids, now)
+    rates = safe_rate_shares(cursor, agent_ids)
+    return {agent_id: [*own, *([rates[agent_id]] if agent_id in rates else [])] for agent_id, own in shares.items()}
 
 
 def _top_up(connection: Connection, agents: Sequence[tuple[int, int]], now: datetime) -> dict[int, list[Exhausted]]:

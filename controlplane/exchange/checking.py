@@ -14,11 +14,11 @@ from psycopg import Cursor
 from controlplane.contracts.ingest import is_sound
 from controlplane.exchange.messages import Incoming
 from controlplane.usage.ingest import SetAside, read_slot_minutes
-from controlplane.usage.records import FIELDS, Origin, Records, UnreadableRows, as_rows, to_columns
+from controlplane.usage.records import Origin, Records, UnreadableRows, as_rows, to_columns
+from controlplane.usage.rollup_keys import group_by
 from controlplane.usage.validation import MINUTE_US, Bounds, Fault, Known, find_faults
 from controlplane.wire.report import DecisionSample, ObjectiveCount, RefusalCount, SlotMeter, SlotUsage
 
-_REVISION = FIELDS.index("revision")
 _INT4_MAX = 2**31 - 1
 
 
@@ -36,31 +36,43 @@ class Checked:
     aside_records: dict[int, int] = field(default_factory=lambda: defaultdict(int))
 
 
-def revisions_of(group: Sequence[Incoming]) -> set[tuple[int, int]]:
-    """The (pool id, revision) pairs that the records of a group name."""
-    return {(incoming.pool_id, row[_REVISION]) for incoming in group for row in incoming.report.records}
+@dataclass
+class Read:
+    """The records of a group as columns, and those that no column can hold."""
+
+    records: Records
+    unreadable: dict[int, list] = field(default_factory=dict)
+
+    @property
+    def revisions(self) -> set[tuple[int, int]]:
+        """The (pool id, revision) pairs that the records name."""
+        groups = group_by([self.records.pool_ids, self.records.column("revision")])
+        return {(pool_id, revision) for pool_id, revision in groups.keys.T.tolist()}
 
 
-def check_records(group: Sequence[Incoming], known: Known, bounds: Bounds) -> Checked:
-    """Splits the records of a group into those that count and those that are set aside."""
-    aside: list[SetAside] = []
-    aside_records: dict[int, int] = defaultdict(int)
+def read_records(group: Sequence[Incoming]) -> Read:
+    """The records of a group as columns."""
     batches = [(Origin(i.envelope.agent_id, i.pool_id), i.report.records) for i in group]
     try:
-        records = to_columns(batches)
+        return Read(to_columns(batches))
     except UnreadableRows as unreadable:
-        batches, dropped = _without(batches, set(unreadable.rows))
-        for at, rows in dropped.items():
-            aside.append(_aside(group[at], Fault.UNREADABLE.reason, _plain(rows), len(rows)))
-            aside_records[at] += len(rows)
-        records = to_columns(batches)
-    faults = find_faults(records, known, bounds)
+        kept, dropped = _without(batches, set(unreadable.rows))
+        return Read(to_columns(kept), dropped)
+
+
+def check_records(group: Sequence[Incoming], read: Read, known: Known, bounds: Bounds) -> Checked:
+    """Splits the records of a group into those that count and those that are set aside."""
+    checked = Checked(read.records)
+    for at, rows in read.unreadable.items():
+        checked.aside.append(_aside(group[at], Fault.UNREADABLE.reason, _plain(rows), len(rows)))
+        checked.aside_records[at] += len(rows)
+    faults = find_faults(read.records, known, bounds)
     if faults.any():
-        for at, fault, rows in _faulty(records, faults):
-            aside.append(_aside(group[at], fault.reason, {"records": rows}, len(rows)))
-            aside_records[at] += len(rows)
-        records = records.only(faults == Fault.NONE)
-    return Checked(records, aside=aside, aside_records=aside_records)
+        for at, fault, rows in _faulty(read.records, faults):
+            checked.aside.append(_aside(group[at], fault.reason, {"records": rows}, len(rows)))
+            checked.aside_records[at] += len(rows)
+        checked.records = read.records.only(faults == Fault.NONE)
+    return checked
 
 
 def _without(batches: list, drop: set[int]) -> tuple[list, dict[int, list]]:

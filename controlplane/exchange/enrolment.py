@@ -14,7 +14,8 @@ from django.db.models import Case, IntegerField, When
 from controlplane.audit.actions import record
 from controlplane.audit.actors import Actor
 from controlplane.exchange.problems import Refusal
-from controlplane.fleet.models import Agent, EnrolmentToken, Pool, Slot, SlotInterval, SlotTenure
+from controlplane.fleet.models import Agent, EnrolmentToken, Pool, Slot
+from controlplane.fleet.ownership import begin_tenure
 from controlplane.tenants.models import Installation
 from controlplane.usage.models import AgentCursor
 from controlplane.wire.report import Enrol, Hello
@@ -122,20 +123,8 @@ def bind_slots(agent: Agent, wanted: int, *, now: datetime) -> Sequence[Slot]:
     slots = list(free)
     Slot.objects.filter(pk__in=[slot.pk for slot in slots]).update(agent=agent)
     for slot in slots:
-        SlotTenure.objects.get_or_create(slot=slot, ended_at=None, defaults={"started_at": now})
-        SlotInterval.objects.get_or_create(
-            slot=slot,
-            ended_at=None,
-            defaults={"state": "home", "owner_class": home_class(pool, slot.band), "started_at": now},
-        )
+        begin_tenure(slot, pool, now=now, reason="enrolled")
     return slots
-
-
-def home_class(pool: Pool, band: str) -> str:
-    """The class that owns a slot of a band while it is home; empty in a shared pool, where nobody does."""
-    if pool.isolation == Pool.Isolation.SHARED:
-        return ""
-    return pool.batch_class if band == Slot.Band.BATCH else pool.interactive_class
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +15,7 @@ from controlplane.wire.report import UsageRow
 FIELDS = UsageRow.__struct_fields__
 REQUEST_ID, JOB, CLIENT_ID = (FIELDS.index(name) for name in ("request_id", "job", "client_request_id"))
 INTEGERS = tuple(name for name in FIELDS if name not in ("request_id", "job", "client_request_id"))
-_INTEGER_AT = tuple(FIELDS.index(name) for name in INTEGERS)
+_pack_integers = struct.Struct(f"<{len(INTEGERS)}q").pack
 _ROW_OF = {name: row for row, name in enumerate(INTEGERS)}
 CLIENT_ID_MAX = 128
 
@@ -38,6 +40,7 @@ _COLUMNS = (
     ("charge_prompt_nanos", "int8"), ("charge_cached_nanos", "int8"), ("charge_output_nanos", "int8"),
     ("charge_gpu_nanos", "int8"),
 )  # fmt: skip
+_AS_REPORTED = tuple(name for name, _ in _COLUMNS if name in INTEGERS)
 COPY_SQL = "COPY usage_record ({}, client_request_id) FROM STDIN (FORMAT BINARY)".format(
     ", ".join(name for name, _ in _COLUMNS)
 )
@@ -103,22 +106,27 @@ def to_columns(reports: Sequence[tuple[Origin, Sequence[RecordTuple]]]) -> Recor
     """Columns of the rows of several reports, in order. Raises UnreadableRows when a row fits no column."""
     rows = [row for _, records in reports for row in records]
     counts = [len(records) for _, records in reports]
-    columns = list(zip(*rows, strict=True)) if rows else [()] * len(FIELDS)
     try:
-        integers = np.array([columns[at] for at in _INTEGER_AT], dtype=np.int64)
-        request_ids = _request_ids(columns[REQUEST_ID])
-    except (OverflowError, ValueError):
+        integers = _integers(rows)
+        request_ids = _request_ids([row[REQUEST_ID] for row in rows])
+    except (struct.error, ValueError):
         raise UnreadableRows([at for at, row in enumerate(rows) if not _is_readable(row)]) from None
     return Records(
         request_ids=request_ids,
         integers=integers,
-        jobs=columns[JOB],
-        client_ids=columns[CLIENT_ID],
+        jobs=[row[JOB] for row in rows],
+        client_ids=[row[CLIENT_ID] for row in rows],
         source=np.repeat(np.arange(len(reports)), counts),
         agent_ids=np.repeat(np.array([origin.agent_id for origin, _ in reports], dtype=np.int64), counts),
         pool_ids=np.repeat(np.array([origin.pool_id for origin, _ in reports], dtype=np.int64), counts),
         job_ids=np.zeros(len(rows), dtype=np.int64),
     )
+
+
+def _integers(rows: Sequence[RecordTuple]) -> Ints:
+    # packing row by row is four times as fast as handing columns of Python integers to numpy
+    packed = b"".join([_pack_integers(*row[1:JOB], *row[JOB + 1 : CLIENT_ID]) for row in rows])
+    return np.ascontiguousarray(np.frombuffer(packed, dtype="<i8").reshape(len(rows), len(INTEGERS)).T, dtype=np.int64)
 
 
 def _request_ids(texts: Sequence[str]) -> NDArray[np.uint8]:
@@ -137,9 +145,9 @@ def _request_ids(texts: Sequence[str]) -> NDArray[np.uint8]:
 
 def _is_readable(row: RecordTuple) -> bool:
     try:
-        np.array([row[at] for at in _INTEGER_AT], dtype=np.int64)
+        _integers([row])
         _request_ids([row[REQUEST_ID]])
-    except (OverflowError, ValueError):
+    except (struct.error, ValueError):
         return False
     return True
 
@@ -149,14 +157,16 @@ def to_copy(records: Records, received_us: int) -> bytes:
 
     Rows are packed in groups of equal length of the client's id, so that each group is one array of fixed width.
     """
+    if not any(records.client_ids):
+        packed = _pack(records, slice(None), [b""] * len(records), 0, received_us)
+        return b"".join((_COPY_HEADER, packed, _COPY_TRAILER))
     texts = [_client_id(text) for text in records.client_ids]
     lengths = np.fromiter(map(len, texts), dtype=np.int64, count=len(texts))
     parts = [_COPY_HEADER]
     for length in np.unique(lengths).tolist():
         chosen = lengths == length
-        whole = bool(chosen.all())
-        group = texts if whole else [texts[at] for at in np.flatnonzero(chosen).tolist()]
-        parts.append(_pack(records, slice(None) if whole else chosen, group, length, received_us))
+        group = [texts[at] for at in np.flatnonzero(chosen).tolist()]
+        parts.append(_pack(records, chosen, group, length, received_us))
     parts.append(_COPY_TRAILER)
     return b"".join(parts)
 
@@ -168,38 +178,36 @@ def _client_id(text: str) -> bytes:
     return clean if len(clean) <= CLIENT_ID_MAX else clean[:CLIENT_ID_MAX].decode("utf-8", "ignore").encode()
 
 
-def _dtype(text_length: int) -> np.dtype:
+@lru_cache(maxsize=CLIENT_ID_MAX + 1)
+def _template(text_length: int) -> NDArray[np.void]:
+    """One row with the number of columns and every length filled in."""
     fields: list[tuple[str, str]] = [("n", ">i2")]
     for name, kind in _COLUMNS:
         fields += [(f"{name}_length", ">i4"), (name, _TYPES[kind][0])]
     fields += [("text_length", ">i4")]
     if text_length:
         fields += [("text", f"V{text_length}")]
-    return np.dtype(fields)
+    row = np.zeros(1, np.dtype(fields))
+    row["n"] = len(_COLUMNS) + 1
+    for name, kind in _COLUMNS:
+        row[f"{name}_length"] = _TYPES[kind][1]
+    row["text_length"] = text_length
+    return row
 
 
 def _pack(
     records: Records, chosen: slice | NDArray[np.bool_], texts: list[bytes], text_length: int, received_us: int
 ) -> bytes:
-    rows = np.empty(len(texts), _dtype(text_length))
-    rows["n"] = len(_COLUMNS) + 1
-    given = {
-        "received_at": received_us,
-        "arrived_at": records.column("arrived_us")[chosen],
-        "ended_at": records.column("ended_us")[chosen],
-        "agent_id": records.agent_ids[chosen],
-        "pool_id": records.pool_ids[chosen],
-        "job_id": records.job_ids[chosen],
-    }
-    for name, kind in _COLUMNS:
-        rows[f"{name}_length"] = _TYPES[kind][1]
-        if name == "request_id":
-            rows[name] = np.ascontiguousarray(records.request_ids[chosen]).view("V16")[:, 0]
-        elif kind == "time":
-            rows[name] = given[name] - _PG_EPOCH_US
-        else:
-            rows[name] = given[name] if name in given else records.column(name)[chosen]
-    rows["text_length"] = text_length
+    rows = np.repeat(_template(text_length), len(texts))
+    rows["request_id"] = np.ascontiguousarray(records.request_ids[chosen]).view("V16")[:, 0]
+    rows["received_at"] = received_us - _PG_EPOCH_US
+    rows["arrived_at"] = records.column("arrived_us")[chosen] - _PG_EPOCH_US
+    rows["ended_at"] = records.column("ended_us")[chosen] - _PG_EPOCH_US
+    rows["agent_id"] = records.agent_ids[chosen]
+    rows["pool_id"] = records.pool_ids[chosen]
+    rows["job_id"] = records.job_ids[chosen]
+    for name in _AS_REPORTED:
+        rows[name] = records.column(name)[chosen]
     if text_length:
         rows["text"] = np.frombuffer(b"".join(texts), dtype=f"V{text_length}")
     return rows.tobytes()

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
-from controlplane.usage.records import Ints
+Ints = NDArray[np.int64]
 
 KEY_COLUMNS = ("pool_id", "tenant_id", "class_id", "model_id", "rate_version", "outcome")
 SUM_COLUMNS = (
@@ -45,14 +46,36 @@ def group_by(columns: Sequence[Ints]) -> Groups:
             low, span = 0, len(values)
         code = code * span + (column - low)
         room *= span
-    _, first, inverse = np.unique(code, return_index=True, return_inverse=True)
-    return Groups(np.stack([column[first] for column in columns]), inverse.astype(np.int64))
+    distinct, inverse = numbered(code, room)
+    first = np.empty(len(distinct), dtype=np.int64)
+    first[inverse[::-1]] = np.arange(len(code) - 1, -1, -1)
+    return Groups(np.stack([column[first] for column in columns]), inverse)
+
+
+def numbered(code: Ints, room: int) -> tuple[Ints, Ints]:
+    """The distinct codes in order and each row's position among them; codes are in [0, room)."""
+    if room > 16 * len(code) + 65_536:
+        distinct, inverse = np.unique(code, return_inverse=True)
+        return distinct, inverse.astype(np.int64, copy=False)
+    seen = np.zeros(room, dtype=np.bool_)
+    seen[code] = True
+    distinct = np.flatnonzero(seen)
+    number = np.empty(room, dtype=np.int64)
+    number[distinct] = np.arange(len(distinct))
+    return distinct, number[code]
+
+
+def in_order(groups: Ints, count: int) -> tuple[Ints, Ints]:
+    """The order that brings rows of the same group together, and where each of `count` groups starts in it."""
+    # sixteen bits are sorted by radix
+    order = np.argsort(groups.astype(np.uint16) if count <= 2**16 else groups, kind="stable")
+    sizes = np.bincount(groups, minlength=count)
+    return order, np.concatenate(([0], np.cumsum(sizes)[:-1]))
 
 
 def sum_groups(groups: Groups, values: Ints) -> Ints:
     """Exact integer sums of `values` (rows, n) by group: (rows, groups)."""
     if not len(groups):
         return np.zeros((len(values), 0), dtype=np.int64)
-    order = np.argsort(groups.of, kind="stable")
-    starts = np.searchsorted(groups.of[order], np.arange(len(groups)))
+    order, starts = in_order(groups.of, len(groups))
     return np.add.reduceat(values[:, order], starts, axis=1)

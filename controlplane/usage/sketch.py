@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from controlplane.core.histogram import BUCKETS_PER_OCTAVE, ZERO_INDEX, Histogram
 from controlplane.core.stage_stack import STACK_STAGES, STAGES, UPSTREAM, StageStack
+from controlplane.usage.rollup_keys import in_order, numbered
 
 VERSION = 1
 TTFT = "ttft"
@@ -154,8 +155,10 @@ def _pack_histograms(group: Ints, groups: int, measured: Ints) -> tuple[Ints, ND
 def _sum_entries(slot: Ints, groups: int, codes: Ints, counts: Ints | None) -> tuple[Ints, NDArray[np.void]]:
     """Entries in the order (group, histogram, bucket) and how many each (group, histogram) has."""
     width = len(HISTOGRAMS)
-    key = slot * _SPAN + codes
-    distinct, summed = _sum_by_key(key, counts, groups * width * _SPAN)
+    size = groups * width * _SPAN
+    # half the bytes sort in half the time
+    key = (slot * _SPAN + codes).astype(np.int32 if size < 2**31 else np.int64)
+    distinct, summed = _sum_by_key(key, counts, size)
     entries = np.empty(len(distinct), _ENTRY)
     entries["index"] = _indexes(distinct % _SPAN)
     entries["count"] = summed
@@ -163,20 +166,20 @@ def _sum_entries(slot: Ints, groups: int, codes: Ints, counts: Ints | None) -> t
 
 
 def _sum_by_key(key: Ints, counts: Ints | None, size: int) -> tuple[Ints, Ints]:
-    if size <= 8 * len(key) + 1_000_000:
+    if size <= 8 * len(key) + 65_536:
         dense = np.bincount(key, weights=counts, minlength=size)
         distinct = np.flatnonzero(dense)
         return distinct, dense[distinct].astype(np.int64)
     if counts is None:
-        return np.unique(key, return_counts=True)
+        distinct, times = np.unique(key, return_counts=True)
+        return distinct.astype(np.int64), times
     distinct, inverse = np.unique(key, return_inverse=True)
-    return distinct, np.bincount(inverse, weights=counts).astype(np.int64)
+    return distinct.astype(np.int64), np.bincount(inverse, weights=counts).astype(np.int64)
 
 
 def _pack_stacks(group: Ints, groups: int, counts: Ints, codes: Ints, sums: Ints) -> tuple[Ints, NDArray[np.void]]:
-    distinct, inverse = np.unique(group * _SPAN + codes, return_inverse=True)
-    order = np.argsort(inverse, kind="stable")
-    starts = np.searchsorted(inverse[order], np.arange(len(distinct)))
+    distinct, inverse = numbered(group * _SPAN + codes, groups * _SPAN)
+    order, starts = in_order(inverse, len(distinct))
     rows = np.empty(len(distinct), _ROW)
     rows["index"] = _indexes(distinct % _SPAN)
     if len(distinct):

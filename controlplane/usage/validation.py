@@ -6,7 +6,7 @@ untouched by it and the agent is told how many rows were set aside.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from controlplane.core.money import round_ratio
 from controlplane.core.pricing import HOUR_US, MTOK, PPM
 from controlplane.core.reasons import Outcome
-from controlplane.usage.records import Ints, Records
+from controlplane.usage.records import INTEGERS, Ints, Records
+from controlplane.usage.rollup_keys import group_by
 from controlplane.wire.report import FLAG_ESTIMATED, FLAG_NOT_CHARGED, FLAG_STREAMED
 
 FUTURE_US = 300_000_000
@@ -112,7 +113,8 @@ def find_faults(records: Records, known: Known, bounds: Bounds) -> NDArray[np.in
         return faults
 
     def mark(wrong: NDArray[np.bool_], fault: Fault) -> None:
-        faults[wrong & (faults == 0)] = fault
+        if wrong.any():
+            faults[wrong & (faults == 0)] = fault
 
     _mark_numbers(records, bounds, mark)
     _mark_times(records, bounds, mark)
@@ -122,27 +124,38 @@ def find_faults(records: Records, known: Known, bounds: Bounds) -> NDArray[np.in
 
 
 Mark = Callable[[NDArray[np.bool_], Fault], None]
+Limits = dict[str, tuple[int, int]]
+
+
+def _limits(bounds: Bounds) -> Limits:
+    """The least and the greatest value of each column; a value under the least is negative, over it absurd."""
+    longest_us = bounds.newest_us - bounds.oldest_us
+    limits: Limits = dict.fromkeys(INTEGERS, (0, _INT4_MAX))
+    limits |= {name: (-1, longest_us) for name in INTEGERS if name.endswith("_us")}
+    limits |= {name: (0, _CHARGE_MAX) for name in INTEGERS if name.startswith("charge_")}
+    limits |= {
+        "arrived_us": (-(2**62), 2**62),
+        "ended_us": (-(2**62), 2**62),
+        "gpu_us": (0, 64 * longest_us),
+        "estimated_gpu_us": (0, 64 * longest_us),
+        "slot_id": (-1, _INT4_MAX),
+        "attempt": (0, 10_000),
+        "outcome": (1, 31),
+        "status": (0, 999),
+        "flags": (0, _FLAGS),
+    }
+    return limits
 
 
 def _mark_numbers(records: Records, bounds: Bounds, mark: Mark) -> None:
-    counts = records.rows("prompt_tokens", "output_tokens")
-    stages = records.rows("admission_us", "ttft_us")
-    gpu = records.rows("gpu_us", "estimated_gpu_us")
-    charges = records.rows("charge_prompt_nanos", "charge_gpu_nanos")
-    ids = records.integers
-    column = records.column
-    mark((counts < 0).any(axis=0) | (stages < -1).any(axis=0) | (gpu < 0).any(axis=0), Fault.NEGATIVE_NUMBER)
-    mark((charges < 0).any(axis=0) | (column("attempt") < 0) | (column("slot_id") < -1), Fault.NEGATIVE_NUMBER)
-    longest_us = bounds.newest_us - bounds.oldest_us
-    absurd = (counts > _INT4_MAX).any(axis=0) | (stages > longest_us).any(axis=0) | (gpu > 64 * longest_us).any(axis=0)
-    absurd |= (charges > _CHARGE_MAX).any(axis=0) | (column("cached_tokens") > column("prompt_tokens"))
-    absurd |= (column("attempt") > 10_000) | (column("outcome") < 1) | (column("outcome") > 31)
-    absurd |= (column("status") < 0) | (column("status") > 999) | ((column("flags") & ~_FLAGS) != 0)
-    for name in ("slot_id", "tenant_id", "key_id", "class_id", "asked_class_id", "model_id", "revision"):
-        absurd |= np.abs(column(name)) > _INT4_MAX
-    absurd |= (column("rate_version") < 0) | (column("rate_version") > _INT4_MAX)
-    absurd |= (ids == np.iinfo(np.int64).min).any(axis=0)
-    mark(absurd, Fault.ABSURD_NUMBER)
+    # One look at each column's extremes: only a column that has a wrong value is gone through.
+    least, greatest = records.integers.min(axis=1).tolist(), records.integers.max(axis=1).tolist()
+    for at, (name, (low, high)) in enumerate(_limits(bounds).items()):
+        if least[at] < low:
+            mark(records.column(name) < low, Fault.NEGATIVE_NUMBER)
+        if greatest[at] > high:
+            mark(records.column(name) > high, Fault.ABSURD_NUMBER)
+    mark(records.column("cached_tokens") > records.column("prompt_tokens"), Fault.ABSURD_NUMBER)
 
 
 def _mark_times(records: Records, bounds: Bounds, mark: Mark) -> None:
@@ -154,40 +167,54 @@ def _mark_times(records: Records, bounds: Bounds, mark: Mark) -> None:
 
 
 def _mark_unknown(records: Records, known: Known, mark: Mark) -> None:
-    tenants, classes, asked = records.column("tenant_id"), records.column("class_id"), records.column("asked_class_id")
+    names = ("tenant_id", "class_id", "asked_class_id", "model_id")
+    tenant, klass, asked, model = (_Column(records.column(name)) for name in names)
     pools, revisions = records.pool_ids, records.column("revision")
-    mark(~np.isin(tenants, list(known.tenants)), Fault.UNKNOWN_TENANT)
-    pairs = np.unique(np.stack([pools, revisions]), axis=1).T.tolist()
-    for pool_id, revision in pairs:
+    mark(tenant.outside(known.tenants), Fault.UNKNOWN_TENANT)
+    for pool_id, revision in group_by([pools, revisions]).keys.T.tolist():
         members = known.members(pool_id, revision)
         if members is None:
             continue
         here = (pools == pool_id) & (revisions == revision)
-        mark(here & ~np.isin(tenants, list(members.tenants)), Fault.UNKNOWN_TENANT)
-        mark(here & ~np.isin(classes, list(members.classes)), Fault.UNKNOWN_CLASS)
-    mark(~np.isin(classes, list(known.classes)) | ~np.isin(asked, list(known.classes)), Fault.UNKNOWN_CLASS)
-    mark(~np.isin(records.column("model_id"), list(known.models)), Fault.UNKNOWN_MODEL)
-    slots = records.column("slot_id")
-    own = np.zeros(len(records), dtype=bool)
-    for pool_id in np.unique(pools).tolist():
-        slots_here = [slot for slot, pool in known.slot_pools.items() if pool == pool_id]
-        own |= (pools == pool_id) & np.isin(slots, slots_here)
-    mark((slots != -1) & ~own, Fault.UNKNOWN_SLOT)
+        mark(here & tenant.outside(members.tenants), Fault.UNKNOWN_TENANT)
+        mark(here & klass.outside(members.classes), Fault.UNKNOWN_CLASS)
+    mark(klass.outside(known.classes) | asked.outside(known.classes), Fault.UNKNOWN_CLASS)
+    mark(model.outside(known.models), Fault.UNKNOWN_MODEL)
+    groups = group_by([pools, records.column("slot_id")])
+    foreign = [slot != -1 and known.slot_pools.get(slot) != pool for pool, slot in groups.keys.T.tolist()]
+    mark(np.array(foreign, dtype=bool)[groups.of], Fault.UNKNOWN_SLOT)
+
+
+class _Column:
+    """A column of ids with its distinct values, so that each is looked up once."""
+
+    def __init__(self, ids: Ints) -> None:
+        groups = group_by([ids])
+        self._distinct = groups.keys[0].tolist()
+        self._of = groups.of
+
+    def outside(self, known: Container[int]) -> NDArray[np.bool_]:
+        """True where the id is not among the known."""
+        outside = [identity not in known for identity in self._distinct]
+        if not any(outside):
+            return np.zeros(len(self._of), dtype=bool)
+        return np.array(outside, dtype=bool)[self._of]
 
 
 def _mark_charges(records: Records, known: Known, faults: NDArray[np.int8], mark: Mark) -> None:
-    versions, classes, models = records.column("rate_version"), records.column("class_id"), records.column("model_id")
     charges = records.rows("charge_prompt_nanos", "charge_gpu_nanos")
+    charged = (charges != 0).any(axis=0)
     free = (records.column("flags") & FLAG_NOT_CHARGED) != 0
-    mark(free & (charges != 0).any(axis=0), Fault.WRONG_CHARGE)
+    mark(free & charged, Fault.WRONG_CHARGE)
+    groups = group_by([records.column(name) for name in ("rate_version", "class_id", "model_id")])
     sound = faults == 0
-    triples = np.unique(np.stack([versions[sound], classes[sound], models[sound]]), axis=1).T.tolist()
-    for version, class_id, model_id in triples:
-        here = sound & (versions == version) & (classes == class_id) & (models == model_id)
-        card = known.cards.get(version)
-        facts = known.classes[class_id]
+    for number, (version, class_id, model_id) in enumerate(groups.keys.T.tolist()):
+        here = sound & (groups.of == number)
+        if not here.any():
+            continue
+        card, facts = known.cards.get(version), known.classes[class_id]
         if version == 0:
-            mark(here & (charges != 0).any(axis=0), Fault.WRONG_CHARGE)
+            mark(here & charged, Fault.WRONG_CHARGE)
         elif card is None or card.class_slug != facts.slug or card.model_id != model_id:
             mark(here, Fault.UNKNOWN_RATE)
         else:

@@ -1,0 +1,108 @@
+"""Any order of asking, spending, ending, sealing, rolling over and changing limits keeps settled + leased <= limit."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+
+from controlplane.budgets.leases import Asking, SpendReport, acquire, close_epochs, settle
+from controlplane.budgets.models import Budget, BudgetWindow, Lease, LeaseWindow
+from controlplane.core.period import to_us
+from controlplane.exchange.database import connection
+from controlplane.wire.report import LeaseSpend
+
+
+def in_transaction(function, *arguments):
+    with connection() as held, held.transaction(), held.cursor() as cursor:
+        return function(cursor, *arguments)
+
+
+class LeaseMachine(RuleBasedStateMachine):
+    """Agents are honest: they spend at most what a lease holds and stop at its end. Everything else is arbitrary."""
+
+    budget = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        LeaseWindow.objects.all().delete()
+        Lease.objects.all().delete()
+        BudgetWindow.objects.all().delete()
+        Budget.objects.all().delete()
+        self.child = self.budget(limit=1_000)
+        self.parent = self.budget(limit=1_500, tenant=self.budget.parent, period="week")
+        self.now = datetime(2026, 10, 24, 12, tzinfo=UTC)
+        self.held: dict[int, dict] = {}
+        self.spent = 0
+
+    @rule(agent=st.integers(1, 3), need=st.integers(1, 700))
+    def ask(self, agent, need):
+        granted = in_transaction(acquire, Asking(agent, 1, self.budget.child.pk, need), self.now)
+        assert (granted.lease is None) != (granted.exhausted is None)
+        if granted.lease:
+            assert granted.lease.amount_nanos >= need
+            self.held[granted.lease.lease_id] = {"lease": granted.lease, "agent": agent, "spent": 0}
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data(), share=st.floats(0, 1), reserved=st.sampled_from([0, 0, 5]), repeats=st.integers(1, 2))
+    def spend(self, data, share, reserved, repeats):
+        one = self.held[data.draw(st.sampled_from(sorted(self.held)))]
+        lease = one["lease"]
+        more = int((lease.amount_nanos - one["spent"]) * share)
+        one["spent"] += more
+        self.spent += more
+        said = SpendReport(one["agent"], to_us(self.now), [LeaseSpend(lease.lease_id, one["spent"], reserved)])
+        for _ in range(repeats):
+            assert in_transaction(settle, [said], self.now) == []
+        if to_us(self.now) > lease.expires_us and not reserved:
+            del self.held[lease.lease_id]
+
+    @rule(agent=st.integers(1, 3))
+    def seal(self, agent):
+        in_transaction(close_epochs, [(agent, 1)], self.now)
+        told = [lease_id for lease_id, one in self.held.items() if one["agent"] == agent]
+        for lease_id in told:
+            del self.held[lease_id]
+
+    @rule(minutes=st.sampled_from([1, 11, 600, 1_500]))
+    def wait(self, minutes):
+        self.now += timedelta(minutes=minutes)
+
+    @rule(limit=st.integers(0, 3_000))
+    def change_limit(self, limit):
+        self.child.limit_nanos = limit
+        self.child.save(update_fields=["limit_nanos"])
+
+    @invariant()
+    def nothing_is_overspent(self):
+        for window in BudgetWindow.objects.all():
+            assert window.settled_nanos + window.leased_nanos <= window.limit_nanos
+            assert window.leased_nanos >= 0
+
+    @invariant()
+    def counters_are_what_leases_say(self):
+        for window in BudgetWindow.objects.all():
+            leases = Lease.objects.filter(windows__window=window)
+            assert window.settled_nanos == sum(lease.spent_nanos for lease in leases)
+            assert window.leased_nanos == sum(
+                lease.amount_nanos - lease.spent_nanos for lease in leases if lease.state == "open"
+            )
+
+    @invariant()
+    def every_reported_nano_is_settled_once_per_level(self):
+        for row in (self.child, self.parent):
+            assert sum(BudgetWindow.objects.filter(budget=row).values_list("settled_nanos", flat=True)) == self.spent
+
+
+@pytest.mark.slow
+def test_the_lease_invariant_holds_whatever_happens(budget):
+    LeaseMachine.budget = staticmethod(budget)
+    run_state_machine_as_test(
+        LeaseMachine,
+        settings=settings(
+            max_examples=15, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
+        ),
+    )
