@@ -43,6 +43,8 @@ class Attempt:
             now_us = engine.clock.now_us()
             if not call.first_us:
                 call.first_us = now_us
+                if call.slot is not None:
+                    call.slot.metered.delivered(self.serial)
             call.last_us = now_us
             call.output_tokens += tokens
         engine.produced(call, tokens)

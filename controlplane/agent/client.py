@@ -52,7 +52,10 @@ class ControlPlane:
         return _decoded(await self._signed("POST", "/agent/v1/hello", body, epoch=0), Helloed)
 
     async def report(self, body: bytes, *, epoch: int, seq: int) -> Answer:
-        """Send the exact bytes of a report; a repeat is answered like the first."""
+        """Send the exact bytes of a report; a repeat is answered like the first.
+
+        `epoch` is the sender's present one, also for reports of an epoch before it: that is what makes it their owner.
+        """
         return _decoded(await self._signed("POST", "/agent/v1/report", body, epoch=epoch, seq=seq), Answer)
 
     async def lease(self, request: LeaseRequest, *, epoch: int) -> LeaseAnswer:

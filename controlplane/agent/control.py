@@ -381,7 +381,7 @@ class Control:
         await asyncio.get_running_loop().run_in_executor(None, spool.sync)
         report = state.reports[0]
         try:
-            answer = await self.client.report(spool.body_of(report), epoch=spool.epoch, seq=report.seq)
+            answer = await self.client.report(spool.body_of(report), epoch=self.epoch_now(), seq=report.seq)
         except Unreachable:
             return False
         except Refused as refused:

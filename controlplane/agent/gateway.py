@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from typing import Final, Protocol
+from typing import Final, Protocol, cast
 
 import httptools
 
@@ -28,6 +28,7 @@ IDLE_TIMEOUT_S: Final = 75.0
 SWEEP_S: Final = 5.0
 WRITE_HIGH_WATER: Final = 256 * 1024
 CLIENT_ID_CHARS: Final = 128
+JOB_CHARS: Final = 45
 
 
 class Application(Protocol):
@@ -142,8 +143,8 @@ class Connection(asyncio.Protocol):
     # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        # uvloop's transports do not derive from asyncio's.
+        self.transport = cast(asyncio.Transport, transport)
         transport.set_write_buffer_limits(high=WRITE_HIGH_WATER)
         self.since_s = self._front.loop.time()
         if not self._front.enter(self):
@@ -220,7 +221,7 @@ class Connection(asyncio.Protocol):
         elif name == b"x-request-id" or name == b"x-client-request-id":
             exchange.client_request_id = value.decode("latin-1").strip()[:CLIENT_ID_CHARS]
         elif name == b"x-flexband-job":
-            exchange.job = value.decode("latin-1").strip()
+            exchange.job = value.decode("latin-1").strip()[:JOB_CHARS]
         elif name == b"expect":
             self._expects = value.lower() == b"100-continue"
         elif name == b"content-length" and value.isdigit() and int(value) > BODY_BYTES_MAX:

@@ -39,7 +39,7 @@ def collect_meters(engine: Engine, now_us: int) -> Metered:
         used, seen = slot.metered.collect(now_us, warming=slot.state == WARMING, broken=slot.state == BROKEN)
         usage += used
         meters += seen
-    engine.leaving = [slot for slot in engine.leaving if slot.metered.meter.running]
+    engine.leaving = [slot for slot in engine.leaving if slot.metered.holds_back]
     return Metered(usage, meters)
 
 

@@ -119,6 +119,8 @@ class SpoolState:
 
     def accept(self, seq: int) -> None:
         self.accepted_through = max(self.accepted_through, seq)
+        # More than was ever sent from here was taken: a copy of this directory went on without us.
+        self.last_seq = max(self.last_seq, seq)
         while self.reports and self.reports[0].seq <= seq:
             self.accepted.append(self.reports.popleft())
 
@@ -231,7 +233,8 @@ class EpochSpool:
 
     def accept(self, seq: int, now_us: int) -> None:
         """The control plane has taken reports through `seq`."""
-        if seq > self.state.accepted_through:
+        reports = self.state.reports
+        if seq > self.state.accepted_through or (reports and reports[0].seq <= seq):
             self.append(Accepted(seq, now_us))
             self.flush()
 

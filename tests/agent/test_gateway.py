@@ -154,7 +154,9 @@ async def test_slow_and_idle_clients_are_closed(make_agent):
 
 async def test_a_reader_that_stops_pauses_only_its_own_request(make_agent):
     """The agent stops producing for it instead of filling memory; the others go on; then it gets everything."""
-    doc = worlds.document(classes=[worlds.class_policy(max_output_tokens=40_000), worlds.class_policy("bulk", kind="batch")])
+    doc = worlds.document(
+        classes=[worlds.class_policy(max_output_tokens=40_000), worlds.class_policy("bulk", kind="batch")]
+    )
     agent = await make_agent(doc, speed=0.0)
     stopped = await WireClient.connect(agent.port, limit=1024)
     stopped.writer.transport.pause_reading()

@@ -18,8 +18,8 @@ NOW_US = 1_800_000_000_000_000
 
 def row(name: str, outcome: int = 8, ended_us: int = NOW_US) -> UsageRow:
     # fmt: off
-    return UsageRow(name, NOW_US, ended_us, 1, -1, 1, 11, 1, 1, 5, "", 1, 9, outcome, 200, 0, 10, 0, 5, 0, 0, 0, 0, 0, 0, 0,
-                    -1, 0, 0, 0, 0, 0, 0)
+    return UsageRow(name, NOW_US, ended_us, 1, -1, 1, 11, 1, 1, 5, "", 1, 9, outcome, 200, 0, 10, 0, 5,
+                    0, 0, 0, 0, 0, 0, 0, -1, 0, 0, 0, 0, 0, 0)
     # fmt: on
 
 

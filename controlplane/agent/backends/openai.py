@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import Final
+from typing import Final, cast
 from urllib.parse import urlsplit
 
 import httptools
@@ -254,8 +254,8 @@ class UpstreamConnection(asyncio.Protocol):
         self.fresh = True
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        # uvloop's transports do not derive from asyncio's.
+        self.transport = cast(asyncio.Transport, transport)
 
     def send(self, run: UpstreamRun) -> None:
         self._run = run

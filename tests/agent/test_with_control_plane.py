@@ -1,0 +1,102 @@
+"""Agent and exchange as the pair they are: enrol, hello, report, policy, live list, leases, grants, seal."""
+
+import asyncio
+import shutil
+
+import openai
+import pytest
+from django.utils import timezone
+
+from controlplane.agent.errors import Superseded
+from controlplane.agent.identity import IDENTITY_FILE
+from controlplane.fleet.models import Agent, Slot
+from controlplane.policy import live_list
+from controlplane.policy.models import Delivery
+from controlplane.usage.models import AgentCursor
+from tests.agent import control_planes as cp
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+async def ask(process, n: int = 1, **more):
+    async with openai.AsyncOpenAI(
+        api_key=cp.SECRET, base_url=f"http://127.0.0.1:{process.port}/v1", max_retries=0, timeout=20
+    ) as ai:
+        fields = {"model": "llama-70b", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 6, **more}
+        return await asyncio.gather(*(ai.chat.completions.create(**fields) for _ in range(n)), return_exceptions=True)
+
+
+async def test_from_enrolment_to_seal(world, tmp_path):
+    token = await cp.in_database(world.token)()
+    async with cp.control_plane() as url:
+        async with cp.running_agent(url, token, tmp_path / "state", "--sim-speed", "50") as process:
+            await cp.until(lambda: process.control.epoch_now())
+            assert (tmp_path / "state" / IDENTITY_FILE).stat().st_mode & 0o077 == 0
+            number = await cp.in_database(cp.push_policy)()
+            await cp.until(lambda: process.engine.ready)
+            assert process.engine.revision == number
+            assert len(process.engine.slots) == await cp.in_database(Slot.objects.filter(agent__isnull=False).count)()
+
+            answers = await ask(process, 12)
+            assert all(answer.usage.completion_tokens for answer in answers), answers
+            await cp.until(lambda: _count_is(12))
+
+            delivered = cp.in_database(lambda: Delivery.objects.filter(state="acked").count())
+            await cp.until(delivered)
+
+            world.key.state = "revoked"
+            world.key.live_number = 99
+            await cp.in_database(world.key.save)()
+            await cp.in_database(live_list.sign_changes)(timezone.now())
+            await cp.until(lambda: process.engine.registry.keys[world.key.pk].live.state == "revoked")
+            (refused,) = await ask(process)
+            assert isinstance(refused, openai.AuthenticationError)
+            assert refused.code == "key_revoked"
+        cursor = await cp.in_database(AgentCursor.objects.get)()
+        assert cursor.sealed_at is not None, "an orderly end seals its epoch"
+        assert await cp.quarantined() == []
+        rows = await cp.records()
+        assert len(rows) == len({row[0] for row in rows}) == 12
+        assert {row[1] for row in rows} == {1}
+        assert all(row[2] == round(row[3] * 4400) for row in rows)
+
+
+async def _count_is(count: int) -> bool:
+    return len(await cp.records()) == count
+
+
+async def test_the_control_plane_goes_away_and_comes_back(world, tmp_path):
+    """The agent works on; when it is back nothing is missing and nothing is there twice."""
+    token = await cp.in_database(world.token)()
+    async with cp.control_plane() as url:
+        port = int(url.rsplit(":", 1)[1])
+        context = cp.running_agent(url, token, tmp_path / "state", "--sim-speed", "0")
+        process = await context.__aenter__()
+        await cp.until(lambda: process.control.epoch_now())
+        await cp.in_database(cp.push_policy)()
+        await cp.until(lambda: process.engine.ready)
+        await ask(process, 5)
+    await ask(process, 5)
+    await cp.until(lambda: not process.control.reachable)
+    answers = await ask(process, 5)
+    assert all(answer.usage.completion_tokens for answer in answers)
+    async with cp.control_plane(port):
+        await cp.until(lambda: _count_is(15), 20)
+        await context.__aexit__(None, None, None)
+        rows = await cp.records()
+        assert len({row[0] for row in rows}) == len(rows) == 15
+    assert await cp.quarantined() == []
+
+
+async def test_a_newer_process_fences_the_older_one(world, tmp_path):
+    """Two processes of one agent (a copied state directory): the one that said hello last goes on."""
+    token = await cp.in_database(world.token)()
+    async with cp.control_plane() as url, cp.running_agent(url, token, tmp_path / "one") as older:
+        await cp.until(lambda: older.control.epoch_now())
+        shutil.copytree(tmp_path / "one", tmp_path / "two")
+        running = asyncio.create_task(older.control.run())
+        async with cp.running_agent(url, "", tmp_path / "two") as newer:
+            await cp.until(lambda: newer.control.epoch_now() == older.control.epoch_now() + 1)
+            with pytest.raises(Superseded, match="a newer process"):
+                await asyncio.wait_for(running, 10)
+    assert await cp.in_database(Agent.objects.count)() == 1
