@@ -70,7 +70,11 @@ class Account(models.Model):
 
 
 class LedgerEvent(models.Model):
-    """A business event groups transfers under one key; the same key with other lines is an error."""
+    """A business event groups transfers under one key; the same key with other lines is an error.
+
+    `source` names what is accounted for (`attribution:<pool>:<start>`): the balances of one source are the sum of all
+    its events, so a later run posts only the difference.
+    """
 
     id = models.BigAutoField(primary_key=True)
     key = models.CharField(max_length=200, unique=True)
@@ -78,6 +82,7 @@ class LedgerEvent(models.Model):
     digest = models.CharField(max_length=64)
     posted_at = models.DateTimeField()
     period = models.CharField(max_length=7, db_index=True)
+    source = models.CharField(max_length=120, blank=True, default="", db_index=True)
     interval_start = models.DateTimeField(null=True)
     interval_end = models.DateTimeField(null=True)
     corrects = models.ForeignKey("self", null=True, blank=True, on_delete=models.PROTECT, related_name="corrections")
@@ -102,7 +107,17 @@ class Transfer(models.Model):
 
 
 class AttributionInterval(models.Model):
-    """The last attribution of one pool and (cut) hour: which input it saw, which run's lines are in force."""
+    """The last attribution of one pool and (cut) hour: which input it saw, which run's lines are in force.
+
+    `cost_nanos` null: no rate was in force, the cost is unknown. `unpriced_us` is slot time without a rate. `policy`
+    is the idle policy that was used (`idle`, `weights`, `lend_price_share_ppm`): kept from the run that completed the
+    interval, so that a later run does not apply today's policy to the past. Until `complete` the end grows.
+    """
+
+    class State(models.TextChoices):
+        PRICED = "priced"
+        PARTLY_UNPRICED = "partly_unpriced"
+        UNPRICED = "unpriced"
 
     id = models.BigAutoField(primary_key=True)
     pool = models.ForeignKey(Pool, on_delete=models.PROTECT, related_name="+")
@@ -111,16 +126,28 @@ class AttributionInterval(models.Model):
     run = models.PositiveIntegerField(default=0)
     input_digest = models.CharField(max_length=64, blank=True, default="")
     method = models.CharField(max_length=40)
-    cost_nanos = models.BigIntegerField(default=0)
+    policy = models.JSONField(default=dict)
+    state = models.CharField(max_length=15, choices=State.choices, default=State.PRICED)
+    cost_nanos = models.BigIntegerField(null=True)
+    owned_us = models.BigIntegerField(default=0)
+    busy_us = models.BigIntegerField(default=0)
+    metered_us = models.BigIntegerField(default=0)
+    unpriced_us = models.BigIntegerField(default=0)
+    findings = models.JSONField(default=list)
     attributed_at = models.DateTimeField()
     complete = models.BooleanField(default=False)
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["pool", "starts_at"], name="attribution_interval_unique")]
+        indexes = [models.Index(fields=["starts_at"])]
 
 
 class AttributionLine(models.Model):
-    """A line of the run in force of an interval; the lines of an interval add up to its cost exactly."""
+    """A line of the run in force of an interval; the lines of an interval add up to its cost exactly.
+
+    `gpu_us` is slot time at the pool's full rate: lines add up to the interval's slot time. `amount_nanos` null: no
+    rate was in force, so the amount is unknown.
+    """
 
     id = models.BigAutoField(primary_key=True)
     interval = models.ForeignKey(AttributionInterval, on_delete=models.CASCADE, related_name="lines")
@@ -128,7 +155,7 @@ class AttributionLine(models.Model):
     class_slug = models.CharField(max_length=63, blank=True, default="")
     line = models.CharField(max_length=40)
     gpu_us = models.BigIntegerField(default=0)
-    amount_nanos = models.BigIntegerField()
+    amount_nanos = models.BigIntegerField(null=True)
 
     class Meta:
         indexes = [models.Index(fields=["tenant_slug"])]

@@ -1,0 +1,279 @@
+"""The one door to the book: events of transfers, idempotent by key, and what the accounts hold.
+
+Rows are added, never changed; the database refuses anything else. An event's key with the same lines again is the same
+event; with other lines it is an error of the caller.
+"""
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+
+from django.db import connection, transaction
+
+from controlplane.core.attribution import PLATFORM
+from controlplane.core.period import Calendar, load_zone, window_at
+from controlplane.ledger.models import Account, LedgerEvent, Transfer
+from controlplane.tenants.models import Installation
+
+
+class AccountKind(StrEnum):
+    """What an account stands for."""
+
+    FLEET = "fleet"
+    TENANT = "tenant"
+    PLATFORM = "platform"
+
+
+class ConflictingLines(ValueError):
+    """An event key was posted before with other lines: the caller must choose another key."""
+
+
+@dataclass(frozen=True, slots=True)
+class AccountRef:
+    """An account by its meaning; the row is made when it is first posted to."""
+
+    kind: AccountKind
+    tenant: str = ""
+    class_: str = ""
+    pool: str = ""
+    line: str = ""
+
+    @property
+    def code(self) -> str:
+        """Readable and stable: `fleet:<pool>`, `tenant:<slug>:<class>:<line>`, `platform:<class>:<line>`."""
+        if self.kind is AccountKind.FLEET:
+            return f"fleet:{self.pool}"
+        if self.kind is AccountKind.PLATFORM:
+            return f"platform:{self.class_}:{self.line}"
+        return f"tenant:{self.tenant}:{self.class_}:{self.line}"
+
+
+def fleet_account(pool: str) -> AccountRef:
+    """Where a pool's cost comes from; its balance is minus what was attributed."""
+    return AccountRef(AccountKind.FLEET, pool=pool)
+
+
+def owner_account(tenant: str, class_: str, line: str) -> AccountRef:
+    """Who bears a line of cost: a tenant, or the platform."""
+    if tenant == PLATFORM:
+        return AccountRef(AccountKind.PLATFORM, class_=class_, line=line)
+    return AccountRef(AccountKind.TENANT, tenant=tenant, class_=class_, line=line)
+
+
+@dataclass(frozen=True, slots=True)
+class PostingLine:
+    """`amount_nanos` moves from `credit` to `debit`; a negative amount moves the other way."""
+
+    debit: AccountRef
+    credit: AccountRef
+    amount_nanos: int
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What an event accounts for; balances per source are the sum over its events."""
+
+    name: str
+    interval_start: datetime | None = None
+    interval_end: datetime | None = None
+
+
+NO_SOURCE = Source("")
+
+
+def period_of(at: datetime, zone_name: str) -> str:
+    """The month (YYYY-MM) of the billing zone that holds an instant."""
+    return window_at(load_zone(zone_name), Calendar.MONTH, at).label
+
+
+def post(
+    event_key: str,
+    kind: str,
+    lines: Iterable[PostingLine],
+    *,
+    at: datetime,
+    now: datetime,
+    created_by: str,
+    source: Source = NO_SOURCE,
+    corrects: LedgerEvent | None = None,
+    reason: str = "",
+) -> LedgerEvent:
+    """Book an event that happened `at`; the month of the billing zone that holds `at` is its period.
+
+    The same key with the same lines returns the event that is there. Raises ConflictingLines for the same key with
+    other lines, ValueError for a transfer between one and the same account or when no amount is left to move.
+    """
+    moves = _net(lines)
+    if not moves:
+        raise ValueError(f"event {event_key!r} moves nothing: every amount is zero")
+    digest = _digest(kind, moves)
+    zone = Installation.objects.values_list("billing_zone", flat=True).get(pk=1)
+    period = period_of(at, zone)
+    with transaction.atomic():
+        event, created = LedgerEvent.objects.get_or_create(
+            key=event_key,
+            defaults={
+                "kind": kind, "digest": digest, "posted_at": now, "period": period, "source": source.name,
+                "interval_start": source.interval_start, "interval_end": source.interval_end, "corrects": corrects,
+                "reason": reason, "created_by": created_by,
+            },
+        )  # fmt: skip
+        if created:
+            _write(event, moves)
+    if event.digest != digest:
+        raise ConflictingLines(
+            f"event {event_key!r} was posted on {event.posted_at:%Y-%m-%d %H:%M} UTC with other lines: "
+            "a correction is an event of its own, under another key"
+        )
+    return event
+
+
+Move = tuple[AccountRef, AccountRef, int]
+
+
+def _net(lines: Iterable[PostingLine]) -> list[Move]:
+    """One move per pair of accounts, positive, in the order of the accounts' codes."""
+    sums: dict[tuple[AccountRef, AccountRef], int] = {}
+    for line in lines:
+        if line.debit == line.credit:
+            raise ValueError(f"a transfer from {line.debit.code} to itself moves nothing")
+        turned = line.debit.code > line.credit.code
+        pair = (line.credit, line.debit) if turned else (line.debit, line.credit)
+        sums[pair] = sums.get(pair, 0) + (-line.amount_nanos if turned else line.amount_nanos)
+    moves = [(a, b, nanos) if nanos > 0 else (b, a, -nanos) for (a, b), nanos in sums.items() if nanos]
+    return sorted(moves, key=lambda move: (move[0].code, move[1].code))
+
+
+def _digest(kind: str, moves: Sequence[Move]) -> str:
+    text = "\n".join([kind, *(f"{debit.code} {credit.code} {nanos}" for debit, credit, nanos in moves)])
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _write(event: LedgerEvent, moves: Sequence[Move]) -> None:
+    ids = _account_ids({ref.code: ref for debit, credit, _ in moves for ref in (debit, credit)})
+    Transfer.objects.bulk_create(
+        Transfer(
+            event=event,
+            debit_id=ids[debit.code],
+            credit_id=ids[credit.code],
+            amount_nanos=nanos,
+            period=event.period,
+        )
+        for debit, credit, nanos in moves
+    )
+
+
+def _account_ids(refs: Mapping[str, AccountRef]) -> dict[str, int]:
+    known = _known_ids(refs)
+    missing = [refs[code] for code in sorted(refs) if code not in known]
+    if missing:
+        # in the order of codes, so that two posters never wait for each other in a circle
+        Account.objects.bulk_create([_row(ref) for ref in missing], ignore_conflicts=True)
+        known = _known_ids(refs)
+    return known
+
+
+def _known_ids(codes: Iterable[str]) -> dict[str, int]:
+    return dict(Account.objects.filter(code__in=list(codes)).values_list("code", "id"))
+
+
+def _row(ref: AccountRef) -> Account:
+    return Account(
+        code=ref.code,
+        kind=ref.kind,
+        tenant_slug=ref.tenant or (PLATFORM if ref.kind is AccountKind.PLATFORM else ""),
+        class_slug=ref.class_,
+        pool_slug=ref.pool,
+        line=ref.line,
+    )
+
+
+def posted_from(fleet: AccountRef, source: str) -> dict[str, int]:
+    """What one source has moved from a fleet account so far: net nanos by the code of the other account, none zero."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            """
+            SELECT other.code, sum(moved.nanos)::bigint FROM (
+                SELECT t.debit_id AS account_id, t.amount_nanos AS nanos, t.credit_id AS fleet_id
+                FROM ledger_transfer t JOIN ledger_ledgerevent e ON e.id = t.event_id WHERE e.source = %(source)s
+                UNION ALL
+                SELECT t.credit_id, -t.amount_nanos, t.debit_id
+                FROM ledger_transfer t JOIN ledger_ledgerevent e ON e.id = t.event_id WHERE e.source = %(source)s
+            ) moved
+            JOIN ledger_account other ON other.id = moved.account_id
+            JOIN ledger_account fleet ON fleet.id = moved.fleet_id AND fleet.code = %(fleet)s
+            GROUP BY other.code HAVING sum(moved.nanos) <> 0 ORDER BY other.code
+            """,
+            {"source": source, "fleet": fleet.code},
+        )
+        return dict(cursor.fetchall())
+
+
+@dataclass(frozen=True, slots=True)
+class Balance:
+    """What an account was debited and credited, in nanos; `balance_nanos` is debits less credits."""
+
+    code: str
+    kind: str
+    debit_nanos: int
+    credit_nanos: int
+
+    @property
+    def balance_nanos(self) -> int:
+        return self.debit_nanos - self.credit_nanos
+
+
+@dataclass(frozen=True, slots=True)
+class TrialBalance:
+    """Every account that moved; debits and credits of the whole are equal or the book is broken."""
+
+    rows: tuple[Balance, ...]
+    events: int
+    transfers: int
+
+    @property
+    def debit_nanos(self) -> int:
+        return sum(row.debit_nanos for row in self.rows)
+
+    @property
+    def credit_nanos(self) -> int:
+        return sum(row.credit_nanos for row in self.rows)
+
+    @property
+    def balanced(self) -> bool:
+        return self.debit_nanos == self.credit_nanos
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 over all accounts and their balances: two books with equal balances have the same."""
+        text = "\n".join(f"{row.code} {row.balance_nanos}" for row in self.rows if row.balance_nanos)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+def trial_balance(period: str | None = None) -> TrialBalance:
+    """All accounts with movements in a period (YYYY-MM), or ever; two statements in one snapshot of the book."""
+    where, given = ("WHERE t.period = %(period)s", {"period": period}) if period else ("", {})
+    with connection.cursor() as cursor:
+        cursor.execute(
+            f"""
+            SELECT a.code, a.kind, sum(m.debit)::bigint, sum(m.credit)::bigint, sum(m.events)::bigint,
+                   sum(m.transfers)::bigint
+            FROM (
+                SELECT t.debit_id AS account_id, t.amount_nanos AS debit, 0 AS credit, 0 AS events, 1 AS transfers
+                FROM ledger_transfer t {where}
+                UNION ALL
+                SELECT t.credit_id, 0, t.amount_nanos, 0, 0 FROM ledger_transfer t {where}
+            ) m JOIN ledger_account a ON a.id = m.account_id GROUP BY a.code, a.kind ORDER BY a.code COLLATE "C"
+            """,  # noqa: S608 - the condition is a constant
+            given,
+        )
+        rows = cursor.fetchall()
+    events = LedgerEvent.objects.filter(period=period) if period else LedgerEvent.objects.all()
+    return TrialBalance(tuple(Balance(*row[:4]) for row in rows), events.count(), sum(int(row[5]) for row in rows))
+
+
+def balances(period: str | None = None) -> dict[str, int]:
+    """Account code -> debits less credits in nanos, of a period or of all time; accounts at zero are left out."""
+    return {row.code: row.balance_nanos for row in trial_balance(period).rows if row.balance_nanos}
