@@ -11,6 +11,7 @@ from django.db import connection
 from django.db.models import Avg, Count, Max, Q, QuerySet
 from psycopg import Cursor
 
+from controlplane.contracts.models import WorkloadClass
 from controlplane.core import flex_review
 from controlplane.core.flex import decide
 from controlplane.core.flex_decision import FlexDecision
@@ -274,6 +275,12 @@ def recompute(row: Decision) -> FlexDecision:
     return decide(evidence.read_snapshot(row.snapshot))
 
 
+def recomputes(row: Decision) -> bool:
+    """Does the core answer the stored evidence as it did then: same checks, same actions?"""
+    again = recompute(row)
+    return evidence.checks_as_json(again) == row.checks and evidence.actions_as_json(again) == row.actions
+
+
 def decision_at(pool_id: int, at: datetime) -> FlexDecision | None:
     """What the tick at or before an instant decided, recomputed from its sample under the limits of the row before.
 
@@ -319,8 +326,8 @@ def week_review(pool: Pool, now: datetime) -> Review:
     week = FlexWeek(
         lends=lends.count(),
         spillover_per_week=pool.spillover_per_week,
-        queue_p99_us=_queue_p99_us(pool.pk, since, now),
-        queue_p99_before_us=_queue_p99_us(pool.pk, before, since),
+        queue_p99_us=_queue_p99_us(pool, since, now),
+        queue_p99_before_us=_queue_p99_us(pool, before, since),
         mean_slack=_mean_slack(pool.pk, since, now),
         mean_slack_before=_mean_slack(pool.pk, before, since),
         interactive_floor=_slots_of(pool, Slot.Band.INTERACTIVE),
@@ -343,9 +350,12 @@ def _slots_of(pool: Pool, band: str) -> int:
     return Slot.objects.filter(pool=pool, band=band, agent__isnull=False).count()
 
 
-def _queue_p99_us(pool_id: int, since: datetime, until: datetime) -> int | None:
-    histogram = breakdown(pool_id, since, until).histograms.get("queue")
-    return None if histogram is None else histogram.quantile_us(0.99)
+def _queue_p99_us(pool: Pool, since: datetime, until: datetime) -> int | None:
+    """p99 queue wait of the pool's interactive class; None without a request."""
+    class_id = WorkloadClass.objects.filter(slug=pool.interactive_class).values_list("pk", flat=True).first()
+    if class_id is None:
+        return None
+    return breakdown(pool.pk, since, until, class_id=class_id).stages["queue"].quantile_us(0.99)
 
 
 def _mean_slack(pool_id: int, since: datetime, until: datetime) -> float | None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import json
+from collections import defaultdict
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from itertools import pairwise
 
 import pytest
 from django.db import connection
 
+from controlplane.contracts.models import WorkloadClass
 from controlplane.core.histogram import Histogram
 from controlplane.fleet.models import Agent, AgentLive, Pool, Slot, SlotInterval, SlotTenure
 from controlplane.flex.controller import Controller, Tick
@@ -47,10 +49,12 @@ class Band:
     silent: set[int] = field(default_factory=set)
     said: dict[str, SaidSlot] = field(default_factory=dict)
     seq: int = 0
+    _grants: dict[int, Grant] = field(default_factory=dict)
 
     def report(self) -> None:
         """Every agent that is not silent reports at the present instant."""
         self.seq += 1
+        self._grants = {grant.slot_id: grant for grant in Grant.objects.filter(slot__pool=self.pool)}
         for agent in self.agents:
             if agent.pk not in self.silent:
                 self._report(agent)
@@ -75,7 +79,7 @@ class Band:
 
     def _slot(self, slot: Slot) -> dict:
         said = self.said.get(slot.name, SaidSlot())
-        grant = Grant.objects.filter(slot=slot).first()
+        grant = self._grants.get(slot.pk)
         follows = "home" if grant is None or grant.action == "recall" else "lent"
         if follows == "home" and said.running_batch and slot.band == "flex":
             follows = "draining"
@@ -126,28 +130,19 @@ class Band:
         self.controller = Controller()
 
     def check(self) -> None:
-        """What must be true at every instant."""
-        flex = [slot.pk for slot in self.slots.values() if slot.band == "flex"]
-        assert self.count("lent") <= len(flex)
-        for slot in self.slots.values():
-            check_tiling(slot, self.now)
+        """What must be true at every instant: intervals tile each tenure, and say what the grants say."""
+        since = {row.slot_id: row.started_at for row in SlotTenure.objects.filter(slot__pool=self.pool)}
+        by_slot = defaultdict(list)
+        for row in SlotInterval.objects.filter(slot__pool=self.pool).order_by("slot_id", "started_at"):
+            by_slot[row.slot_id].append(row)
+        for slot_id, rows in by_slot.items():
+            assert rows[0].started_at == since[slot_id]
+            for before, after in pairwise(rows):
+                assert before.ended_at == after.started_at
+                assert before.ended_at > before.started_at
+            assert rows[-1].ended_at is None
         for grant in Grant.objects.filter(slot__pool=self.pool):
-            interval = SlotInterval.objects.filter(slot_id=grant.slot_id, ended_at__isnull=True).first()
-            if interval is not None:
-                assert interval.state == grant.state, (grant.slot_id, interval.state, grant.state)
-
-
-def check_tiling(slot: Slot, now: datetime) -> None:
-    """Intervals tile the slot's open tenure: no gap, no overlap, no interval without length."""
-    rows = list(SlotInterval.objects.filter(slot=slot).order_by("started_at"))
-    if not rows:
-        return
-    tenure = SlotTenure.objects.get(slot=slot, ended_at__isnull=True)
-    assert rows[0].started_at == tenure.started_at
-    for before, after in zip(rows, rows[1:], strict=False):
-        assert before.ended_at == after.started_at
-        assert before.ended_at > before.started_at
-    assert rows[-1].ended_at is None
+            assert by_slot[grant.slot_id][-1].state == grant.state
 
 
 def make_band(now: datetime, *, agents: int = 2, **pool_values) -> Band:
@@ -175,8 +170,6 @@ def add_job(band: Band, *, gpu_s: int, due_in: timedelta | None) -> Job:
 
 
 def _bulk() -> int:
-    from controlplane.contracts.models import WorkloadClass
-
     return WorkloadClass.objects.get(slug="bulk").pk
 
 
@@ -193,7 +186,3 @@ def busy(band: Band) -> Band:
     """With more batch than its floor can do in time: interactive quiet, so that slots are lent."""
     add_job(band, gpu_s=36_000, due_in=timedelta(hours=4))
     return band
-
-
-def dump(value) -> str:
-    return json.dumps(value, sort_keys=True)

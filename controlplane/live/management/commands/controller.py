@@ -1,4 +1,4 @@
-"""`manage.py controller`: the one-second loop of flex decisions, frames and the live list; several may run, one leads."""
+"""`manage.py controller`: the one-second loop of flex decisions, frames and the live list; one of several leads."""
 
 import json
 import logging

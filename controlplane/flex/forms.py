@@ -1,0 +1,46 @@
+"""What a person says when a slot is asked back or a band is frozen. Field names are those of the actions' errors."""
+
+from datetime import timedelta
+
+from django import forms
+from django.core.exceptions import ValidationError
+
+from controlplane.flex.actions import FREEZE_DEFAULT, FREEZE_MOST, REASON_MOST
+
+
+class ReasonForm(forms.Form):
+    reason = forms.CharField(
+        label="Reason",
+        help_text="Kept in the audit log with your name",
+        max_length=REASON_MOST,
+        widget=forms.Textarea(attrs={"rows": 3}),
+        error_messages={"required": "Enter a reason."},
+    )
+
+
+class FreezeForm(ReasonForm):
+    """`recall` is the other button: freeze and ask every lent slot back."""
+
+    field_order = ("minutes", "recall", "reason")
+    minutes = forms.IntegerField(
+        label="Minutes",
+        help_text="The freeze ends by itself; freeze again to renew it",
+        min_value=1,
+        max_value=FREEZE_MOST // timedelta(minutes=1),
+        required=False,
+        initial=FREEZE_DEFAULT // timedelta(minutes=1),
+    )
+    recall = forms.BooleanField(label="Recall every lent slot too", required=False)
+
+    def length(self) -> timedelta:
+        """How long the freeze lasts; one hour when nothing was said."""
+        minutes = self.cleaned_data["minutes"]
+        return FREEZE_DEFAULT if minutes is None else timedelta(minutes=minutes)
+
+
+def take_errors(form: forms.Form, error: ValidationError) -> None:
+    """Puts an action's errors onto the fields of the same name, what has no field on top."""
+    messages = error.message_dict if hasattr(error, "error_dict") else {"": error.messages}
+    for name, texts in messages.items():
+        for text in texts:
+            form.add_error(name if name in form.fields else None, text)

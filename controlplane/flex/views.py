@@ -1,0 +1,189 @@
+"""Pages of a flex band: its review and ledger, a decision with every check, and the forms to recall and freeze."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+
+from django.contrib import messages
+from django.core.exceptions import ValidationError
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+from django.urls import NoReverseMatch, reverse
+from django.utils import timezone
+from django.utils.http import url_has_allowed_host_and_scheme
+
+from controlplane.audit.actors import actor_of
+from controlplane.fleet.models import Pool, Slot
+from controlplane.flex import actions, queries, wording
+from controlplane.flex.forms import FreezeForm, ReasonForm, take_errors
+from controlplane.flex.models import Decision
+from controlplane.tenants.access import may, requires
+from controlplane.web.pagination import BadCursor, keyset_page
+
+DECISIONS_PER_PAGE = 25
+LOANS_SHOWN = 25
+
+
+@dataclass(frozen=True)
+class Act:
+    """A form page that does one thing to a band."""
+
+    title: str
+    text: str
+    verb: str
+    done: str
+    button: str = "button-primary"
+
+
+@requires("flex.read")
+def pool_page(request: HttpRequest, slug: str) -> HttpResponse:
+    """A band's week, its ledger of loans and its decisions."""
+    pool, now = _pool_or_404(slug), timezone.now()
+    acting = request.GET.get("acts") == "1"
+    try:
+        page = keyset_page(
+            queries.decisions(pool.pk, acting=acting).defer("snapshot", "checks"),
+            ("-at", "-id"),
+            cursor=request.GET.get("cursor"),
+            limit=DECISIONS_PER_PAGE,
+        )
+    except BadCursor:
+        return redirect("flex-pool", slug=slug)
+    review = queries.week_review(pool, now)
+    context = {
+        "now": now,
+        "pool": pool,
+        "page": page,
+        "rows": [(row, [wording.action_sentence(action) for action in row.actions]) for row in page.rows],
+        "acting": acting,
+        "loans": [(loan, wording.REASONS.get(loan.recall_reason, "")) for loan in queries.lend_ledger(
+            pool.pk, limit=LOANS_SHOWN)],
+        "review": review,
+        "findings": [wording.FINDINGS[finding] for finding in review.found.findings],
+        "reasons": [(wording.REASONS.get(name, name), count) for name, count in review.by_reason.items()],
+        "freeze": queries.freeze_of(pool, now),
+        "may_act": may(request.user, "flex.act"),
+        "nav_section": "pools",
+    }  # fmt: skip
+    return render(request, "flex/pool.html", context)
+
+
+@requires("flex.read")
+def decision_page(request: HttpRequest, decision_id: int) -> HttpResponse:
+    """A decision with every check: name, value, limit, held, used for; and the same made again from its evidence."""
+    try:
+        row = queries.decision(decision_id)
+    except Decision.DoesNotExist as error:
+        raise Http404("There is no such decision.") from error
+    context = {
+        "row": row,
+        "groups": wording.check_groups(row.checks),
+        "sentences": [wording.action_sentence(action) for action in row.actions],
+        "acted": any(action["kind"] != "renew" for action in row.actions),
+        "same": queries.recomputes(row),
+        "slots": row.snapshot.get("slots", []),
+        "jobs": row.snapshot.get("jobs", []),
+        "nav_section": "pools",
+    }
+    return render(request, "flex/decision.html", context)
+
+
+@requires("flex.read", write="flex.act")
+def recall(request: HttpRequest, slot_id: int) -> HttpResponse:
+    slot = Slot.objects.select_related("pool").filter(pk=slot_id).first()
+    if slot is None:
+        raise Http404("There is no such slot.")
+    act = Act(
+        title=f"Recall {slot.name}",
+        text=f"{slot.name} of {slot.pool.slug} stops taking batch at once. What runs has the drain bound of "
+        f"{slot.pool.drain_bound_s} s to end; then it is cancelled where that is possible.",
+        verb=f"Recall {slot.name}",
+        done=f"Requested: {slot.name} is recalled within a second.",
+        button="button-danger",
+    )
+
+    def do(form: ReasonForm, now: datetime) -> None:
+        actions.recall_slot(slot_id=slot.pk, actor=actor_of(request), now=now, reason=form.cleaned_data["reason"])
+
+    return _act(request, slot.pool, act, ReasonForm, do)
+
+
+@requires("flex.read", write="flex.act")
+def freeze(request: HttpRequest, slug: str) -> HttpResponse:
+    pool = _pool_or_404(slug)
+    act = Act(
+        title=f"Freeze lending in {pool.slug}",
+        text="No new loan until the freeze ends; loans run on unless you recall them. Takes effect within 2 s.",
+        verb="Freeze lending",
+        done=f"Requested: no new loans in {pool.slug}.",
+    )
+
+    def do(form: ReasonForm, now: datetime) -> None:
+        if not isinstance(form, FreezeForm):
+            raise TypeError("freezing needs its own form")
+        freeze_pool = actions.freeze_and_recall if form.cleaned_data["recall"] else actions.freeze
+        freeze_pool(
+            pool_id=pool.pk, actor=actor_of(request), now=now, reason=form.cleaned_data["reason"],
+            until=now + form.length(),
+        )  # fmt: skip
+
+    return _act(request, pool, act, FreezeForm, do)
+
+
+@requires("flex.read", write="flex.act")
+def unfreeze(request: HttpRequest, slug: str) -> HttpResponse:
+    pool = _pool_or_404(slug)
+    act = Act(
+        title=f"Allow lending in {pool.slug}",
+        text="New loans are possible again when every check for one holds. Takes effect within 2 s.",
+        verb="Allow lending",
+        done=f"Requested: loans are possible again in {pool.slug}.",
+    )
+
+    def do(form: ReasonForm, now: datetime) -> None:
+        actions.unfreeze(pool_id=pool.pk, actor=actor_of(request), now=now, reason=form.cleaned_data["reason"])
+
+    return _act(request, pool, act, ReasonForm, do)
+
+
+def _act(
+    request: HttpRequest,
+    pool: Pool,
+    act: Act,
+    form_class: type[ReasonForm],
+    do: Callable[[ReasonForm, datetime], None],
+) -> HttpResponse:
+    """GET asks for the reason, POST does it and goes back to where the person came from."""
+    back = _back(request, pool)
+    form = form_class(request.POST) if request.method == "POST" else form_class()
+    if form.is_bound and form.is_valid():
+        try:
+            do(form, timezone.now())
+        except ValidationError as error:
+            take_errors(form, error)
+        else:
+            messages.success(request, act.done)
+            return redirect(back)
+    context = {"act": act, "form": form, "pool": pool, "back": back, "nav_section": "pools",
+               "may_act": may(request.user, "flex.act")}  # fmt: skip
+    return render(request, "flex/act.html", context, status=422 if form.is_bound else 200)
+
+
+def _back(request: HttpRequest, pool: Pool) -> str:
+    """Where the form was sent from, if it is one of our own addresses; else the pool's page."""
+    wanted = request.POST.get("next") or request.GET.get("next") or ""
+    if url_has_allowed_host_and_scheme(wanted, allowed_hosts={request.get_host()}, require_https=request.is_secure()):
+        return wanted
+    try:
+        return reverse("pool", args=[pool.slug])
+    except NoReverseMatch:
+        return reverse("flex-pool", args=[pool.slug])
+
+
+def _pool_or_404(slug: str) -> Pool:
+    pool = Pool.objects.filter(slug=slug).first()
+    if pool is None:
+        raise Http404("There is no such pool.")
+    return pool

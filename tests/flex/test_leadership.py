@@ -1,0 +1,142 @@
+"""One leads; a standby takes over; what a stopped leader still wanted to write is void."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+
+import pytest
+from django.db import connection
+
+from controlplane.flex.applying import LeadershipLost
+from controlplane.flex.controller import Controller
+from controlplane.flex.leadership import Leadership, read_shard
+from controlplane.flex.models import ControllerTerm, Decision, Grant, Lend, PoolSample
+from tests.flex.conftest import Band
+
+
+def expire() -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("UPDATE flex_controllerterm SET expires_at = clock_timestamp() - interval '1 ms'")
+
+
+@pytest.fixture
+def pair(db) -> tuple[Leadership, Leadership]:
+    return Leadership("main", "one"), Leadership("main", "two")
+
+
+def test_a_renewal_keeps_the_term_and_keeps_others_out(pair):
+    one, two = pair
+    first = one.hold()
+    assert two.hold() is None
+    assert one.hold() == first
+    assert two.term is None
+
+
+def test_a_lapsed_lease_is_taken_under_a_higher_term(pair):
+    one, two = pair
+    first = one.hold()
+    expire()
+    assert two.hold() == first + 1
+    assert one.hold() is None
+
+
+def test_coming_back_late_is_a_new_term_even_alone(pair):
+    one, _ = pair
+    first = one.hold()
+    expire()
+    assert one.hold() == first + 1
+
+
+def test_resigning_lets_the_standby_in_at_once(pair):
+    one, two = pair
+    one.hold()
+    one.release()
+    assert two.hold() is not None
+
+
+def test_the_lease_runs_out_by_itself_within_five_seconds(pair):
+    one, two = pair
+    one.hold()
+    started = time.monotonic()
+    while two.hold() is None:
+        assert time.monotonic() - started < 5
+        time.sleep(0.1)
+    assert time.monotonic() - started > 2.5
+
+
+def test_shards_part_the_pools():
+    parts = [read_shard("1/3"), read_shard("2/3"), read_shard("3/3")]
+    for pool_id in range(1, 50):
+        assert sum(part.has(pool_id) for part in parts) == 1
+        assert read_shard("main").has(pool_id)
+    for name in ("", "0/3", "4/3", "west"):
+        with pytest.raises(ValueError, match="is no shard"):
+            read_shard(name)
+
+
+def everything() -> tuple:
+    grants = tuple(Grant.objects.order_by("slot_id").values_list())
+    return grants, Decision.objects.count(), Lend.objects.count(), PoolSample.objects.count(), intervals()
+
+
+def intervals() -> tuple:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT * FROM fleet_slotinterval ORDER BY id")
+        return tuple(cursor.fetchall())
+
+
+def test_a_leader_that_was_stopped_writes_nothing(busy: Band):
+    """Its plan lends a slot; before it gets to write, its lease lapses and another leads."""
+    stale = busy.controller
+    busy.step(3)
+    busy.now += timedelta(seconds=1)
+    busy.report()
+    plan = stale.plan(busy.now)
+    assert plan.changes.lends
+    expire()
+    other = Controller()
+    other.tick(busy.now)
+    before = everything()
+    with pytest.raises(LeadershipLost):
+        stale.apply(plan)
+    assert everything() == before
+    assert not stale.leads
+
+
+def test_a_plan_is_void_once_the_lease_lapsed_even_if_nobody_took_over(busy: Band):
+    busy.step(1)
+    plan = busy.controller.plan(busy.now)
+    expire()
+    before = everything()
+    with pytest.raises(LeadershipLost):
+        busy.controller.apply(plan)
+    assert everything() == before
+
+
+def test_two_controllers_one_leads_and_fences_go_on(busy: Band):
+    standby = Controller()
+    busy.until_lent()
+    assert not standby.tick(busy.now).leads
+    assert ControllerTerm.objects.get().holder == busy.controller.leadership.holder
+    fence = busy.grant("f1").fence
+    expire()
+    busy.waits_us = [250_000] * 20
+    busy.step(1, controller=standby)
+    assert not busy.controller.tick(busy.now).leads
+    assert busy.grant("f1").fence == fence + 1
+    assert Decision.objects.latest("id").term == standby.leadership.term
+
+
+def test_a_grant_that_somebody_changed_is_left_alone(busy: Band):
+    """Two shards that overlap by mistake cannot give one fence two meanings."""
+    busy.until_lent()
+    busy.waits_us = [250_000] * 20
+    busy.report()
+    plan = busy.controller.plan(busy.now)
+    assert plan.changes.grants
+    Grant.objects.update(fence=7)
+    applied = busy.controller.apply(plan)
+    assert applied.grants == 0
+    assert busy.grant("f1").fence == 7
+    assert Lend.objects.get().recalled_at is None
