@@ -147,7 +147,8 @@ class Demo:
 
     def _traffic(self, supervisor: Supervisor, seeded: dict[str, Any]) -> None:
         write_json(self.folder / "plan.json", self.plan(seeded["keys"]))
-        (self.folder / "result.json").unlink(missing_ok=True)
+        for file in ("result.json", "viewer.json", "ends.log"):
+            (self.folder / file).unlink(missing_ok=True)
         children = [
             Child(
                 "traffic",
@@ -198,6 +199,7 @@ class Demo:
             sources=[big, small],
             jobs=[job],
             result=str(self.folder / "result.json"),
+            ends=str(self.folder / "ends.log") if self.options.headless else "",
         )
 
     def _banner(self, logins: dict[str, str]) -> None:

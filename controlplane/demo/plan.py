@@ -64,6 +64,8 @@ class TrafficPlan(msgspec.Struct, frozen=True):
     jobs: list[JobPlan]
     cancel_share: float = 0.01
     result: str = ""
+    ends: str = ""
+    """A file that gets a line `request-id end` for each request whose end its client saw."""
 
 
 class TrafficResult(msgspec.Struct):

@@ -2,7 +2,6 @@
 
 import time
 import urllib.request
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -94,12 +93,11 @@ def summarise(
     traffic: TrafficResult,
     viewer: ViewerResult,
     admin: dict[str, str],
-    attribute_now: Callable[[], dict[str, Any]],
+    cost: dict[str, Any],
 ) -> dict[str, Any]:
     """The summary of interfaces: every part from where it is kept, `checks` beside them."""
     ends = _ends(marks.since)
     usage = _usage(marks, admin)
-    cost = attribute_now()
     charges = _charges(marks.since)
     summary = {
         "requests": {

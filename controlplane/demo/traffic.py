@@ -43,6 +43,7 @@ class Traffic:
         self.stopping = asyncio.Event()
         self.under_way: set[asyncio.Task[None]] = set()
         self._rng = random.Random(plan.seed)
+        self._ends = Path(plan.ends).open("a", encoding="utf-8", buffering=1) if plan.ends else None
 
     async def run(self) -> None:
         sources = [asyncio.create_task(self._offer(source, number)) for number, source in enumerate(self.plan.sources)]
@@ -59,6 +60,12 @@ class Traffic:
         await asyncio.gather(*self.under_way, return_exceptions=True)
         writer.cancel()
         self.write()
+        if self._ends:
+            self._ends.close()
+
+    def _note(self, answer: aiohttp.ClientResponse, end: str) -> None:
+        if self._ends:
+            self._ends.write(f"{answer.headers.get('x-request-id', '-')} {end}\n")
 
     def write(self) -> None:
         self.result.rejected_by_reason = dict(sorted(self.rejected.items()))
@@ -185,7 +192,7 @@ class Traffic:
                 if stream:
                     await self._follow(answer, give_up_after)
                 else:
-                    self._complete(orjson.loads(await answer.read())["usage"])
+                    self._complete(answer, orjson.loads(await answer.read())["usage"])
                 return None
         except asyncio.CancelledError:
             self._broken("stopped")
@@ -207,6 +214,7 @@ class Traffic:
                 answer.close()
                 self.result.admitted += 1
                 self.result.cancelled += 1
+                self._note(answer, "cancelled")
                 return
             event = orjson.loads(line[6:])
             if "error" in event:
@@ -214,11 +222,12 @@ class Traffic:
                 return
             usage = event.get("usage") or usage
         if ended and usage:
-            self._complete(usage)
+            self._complete(answer, usage)
         else:
             self._broken("stream ended early")
 
-    def _complete(self, usage: dict[str, int]) -> None:
+    def _complete(self, answer: aiohttp.ClientResponse, usage: dict[str, int]) -> None:
+        self._note(answer, "completed")
         self.result.admitted += 1
         self.result.completed += 1
         self.result.prompt_tokens += usage["prompt_tokens"]

@@ -1,0 +1,34 @@
+"""`make bench` runs every benchmark one after the other; `make bench ARGS="ingest --quick"` one of them.
+
+Each prints its figures as ratios beside their goals and exits 1 when a goal is missed; so does this.
+"""
+
+import importlib.util
+import subprocess
+import sys
+
+BENCHMARKS = ("ingest", "policy_push", "controller", "agent")
+
+
+def main(arguments: list[str]) -> int:
+    names = [name for name in arguments if not name.startswith("-")] or list(BENCHMARKS)
+    options = [option for option in arguments if option.startswith("-")]
+    known = [name for name in BENCHMARKS if importlib.util.find_spec(f"benchmarks.{name}")]
+    unknown = sorted(set(names) - set(BENCHMARKS))
+    if unknown:
+        sys.stderr.write(f"there is no benchmark {', '.join(unknown)}; known are {', '.join(known)}\n")
+        return 2
+    worst = 0
+    for name in names:
+        if name not in known:
+            continue
+        sys.stdout.write(f"\n== {name}\n")
+        sys.stdout.flush()
+        worst = max(
+            worst, subprocess.run([sys.executable, "-m", f"benchmarks.{name}", *options], check=False).returncode
+        )
+    return worst
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
