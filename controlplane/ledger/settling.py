@@ -64,7 +64,9 @@ def attribute_period(period: str, now: datetime, *, present_settings: bool = Fal
     window = parse_period(load_zone(zone), period)
     results: list[IntervalResult] = []
     for pool in Pool.objects.order_by("id"):
-        results += attribute(pool, window.start, window.end, now, present_settings=present_settings)
+        begin = _tenure_after(pool, window.start)
+        if begin is not None:
+            results += attribute(pool, begin, window.end, now, present_settings=present_settings)
     return Settled.of(results)
 
 

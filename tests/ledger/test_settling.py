@@ -6,6 +6,7 @@ from io import StringIO
 
 import pytest
 from django.core.management import CommandError, call_command
+from django.utils import timezone
 
 from controlplane.core.period import format_utc
 from controlplane.fleet.models import SlotInterval, SlotTenure
@@ -32,19 +33,19 @@ def test_the_open_hour_goes_up_to_the_last_whole_minute_whose_reports_are_in():
 
 def test_everything_since_the_first_slot_is_caught_up_and_a_second_run_does_nothing():
     make_fleet("i1 b1")
-    now = HOUR + timedelta(hours=30)
+    now = HOUR + timedelta(hours=6)
     first = attribute_open(now)
-    assert (first.intervals, first.changed, first.posted) == (30, 30, 30)
+    assert (first.intervals, first.changed, first.posted) == (6, 6, 6)
     before = (list(Transfer.objects.values()), list(AttributionInterval.objects.values()))
     again = attribute_open(now)
     assert (again.changed, again.posted) == (0, 0)
-    assert again.intervals < 5
+    assert again.intervals < 6
     assert (list(Transfer.objects.values()), list(AttributionInterval.objects.values())) == before
 
 
 def test_a_report_that_was_days_late_changes_its_own_hour_only():
     fleet = make_fleet("i1 b1")
-    now = HOUR + timedelta(days=4)
+    now = HOUR + timedelta(hours=12)
     attribute_open(now)
     fleet.use("i1", "a", "chat", MINUTE_US, minute=HOUR + timedelta(hours=7, minutes=59))
     assert stale_hours(fleet.pool, HOUR, now) == {HOUR + timedelta(hours=7)}
@@ -55,13 +56,13 @@ def test_a_report_that_was_days_late_changes_its_own_hour_only():
 
 def test_a_rate_added_for_the_past_is_taken_up_by_the_next_run():
     fleet = make_fleet("i1", rate_nanos=None)
-    now = HOUR + timedelta(hours=12)
+    now = HOUR + timedelta(hours=5)
     attribute_open(now)
-    assert cost_summary().unpriced_us == 12 * 3_600_000_000
+    assert cost_summary().unpriced_us == 5 * 3_600_000_000 - MINUTE_US
     add_rate(fleet.pool, 1_000_000_000, HOUR, created_at=now + timedelta(minutes=1))
     attribute_open(now + timedelta(minutes=2))
     summary = cost_summary()
-    assert (summary.unpriced_us, summary.fleet) == (0, 12_016_666_667)
+    assert (summary.unpriced_us, summary.fleet) == (0, 5_016_666_667)
 
 
 def test_a_pool_without_slots_costs_nothing_and_takes_no_time(django_assert_max_num_queries):
@@ -111,7 +112,7 @@ def test_settling_many_times_ends_in_the_same_book():
 
 def test_the_task_needs_an_installation():
     assert attribute_open_task() == 0
-    make_fleet("i1")
+    make_fleet("i1", since=timezone.now() - ONE_HOUR)
     assert attribute_open_task() >= 1
 
 
@@ -135,7 +136,7 @@ def test_a_period_that_is_none_is_an_error_with_what_to_write():
 
 
 def test_the_sums_of_a_stopped_fleet():
-    make_fleet("i1")
+    make_fleet("i1", since=timezone.now() - ONE_HOUR)
     out = StringIO()
     call_command("attribute_now", "--json", stdout=out)
     body = json.loads(out.getvalue())
