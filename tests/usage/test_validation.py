@@ -99,8 +99,11 @@ def test_a_revision_knows_its_own_tenants_and_classes():
 PRICE = st.integers(0, 50_000_000_000)
 
 
-@given(PRICE, PRICE, PRICE, st.integers(0, 10**10), st.sampled_from([0, 1, 333_333, 500_000, 1_000_000]),
-       st.integers(0, 2**31 - 1), st.integers(0, 2**31 - 1), st.integers(0, 10**12), st.booleans(), st.data())  # fmt: skip
+TOKENS = st.integers(0, 2**31 - 1)
+DISCOUNT_PPM = st.sampled_from([0, 1, 333_333, 500_000, 1_000_000])
+
+
+@given(PRICE, PRICE, PRICE, PRICE, DISCOUNT_PPM, TOKENS, TOKENS, st.integers(0, 10**12), st.booleans(), st.data())
 @settings(max_examples=150)
 def test_charges_are_what_the_core_charges(
     prompt_price, cached_price, output_price, gpu_price, ppm, prompt, output, gpu_us, batch, data
@@ -113,7 +116,8 @@ def test_charges_are_what_the_core_charges(
     due = row(
         class_id=class_id, asked_class_id=class_id, rate_version=5, prompt_tokens=prompt, cached_tokens=cached,
         output_tokens=output, gpu_us=gpu_us, charge_prompt_nanos=lines.prompt_nanos,
-        charge_cached_nanos=lines.cached_nanos, charge_output_nanos=lines.output_nanos, charge_gpu_nanos=lines.gpu_nanos,
+        charge_cached_nanos=lines.cached_nanos, charge_output_nanos=lines.output_nanos,
+        charge_gpu_nanos=lines.gpu_nanos,
     )  # fmt: skip
     too_high = max(lines.prompt_nanos, lines.cached_nanos, lines.output_nanos, lines.gpu_nanos) > 2**53
     want = Fault.ABSURD_NUMBER if too_high else Fault.NONE
