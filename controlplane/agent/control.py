@@ -258,7 +258,7 @@ class Control:
             self._lost_touch(str(error))
             return False
         except Refused as refused:
-            return await self._refused(spool, report, refused)
+            return self._refused(spool, report, refused)
         self.reachable, self.trouble = True, ""
         now_us = self.engine.clock.now_us()
         spool.accept(max(answer.accepted_through, report.seq), now_us)
@@ -271,7 +271,7 @@ class Control:
             log.warning("the control plane is out of reach, working on with the last policy: %s", text)
         self.reachable, self.trouble = False, text
 
-    async def _refused(self, spool: EpochSpool, report: StoredReport, refused: Refused) -> bool:
+    def _refused(self, spool: EpochSpool, report: StoredReport, refused: Refused) -> bool:
         """A report was not taken; True when the next one may be sent at once."""
         now_us = self.engine.clock.now_us()
         if refused.code == "superseded":
@@ -282,16 +282,19 @@ class Control:
             raise Retired(f"the control plane retired this agent: {refused.detail}")
         if refused.code == "expected" and refused.expected is not None:
             return self._expected(spool, refused.expected, now_us)
+        if spool is self.store.current and refused.code in ("conflict", "sealed"):
+            raise Superseded(
+                f"epoch {spool.epoch} was {'continued' if refused.code == 'conflict' else 'closed'} by another: this "
+                "process stops. Start one process per state directory; the next start says hello again"
+            )
         if refused.code == "conflict":
             # The number was taken by other bytes: those count, these stay in the spool for a person to compare.
             log.critical("report %d of epoch %d conflicts with one that was taken before", report.seq, spool.epoch)
             spool.accept(report.seq, now_us)
             return True
         if refused.code == "sealed":
-            log.error("epoch %d was sealed by the control plane: going on under a new one", spool.epoch)
+            log.error("epoch %d was sealed by the control plane: what was left of it stays here", spool.epoch)
             spool.seal(now_us, refused.detail or "sealed by the control plane")
-            if spool is self.store.current:
-                await self._hello()
             return True
         self._lost_touch(f"report {report.seq} was refused: {refused}")
         log.error("report %d was refused: %s", report.seq, refused)
@@ -388,7 +391,7 @@ class Control:
             if refused.code == "superseded":
                 log.error("epoch %d cannot be sent: %s", spool.epoch, refused)
                 return False
-            return await self._refused(spool, report, refused)
+            return self._refused(spool, report, refused)
         spool.accept(max(answer.accepted_through, report.seq), self.engine.clock.now_us())
         return True
 

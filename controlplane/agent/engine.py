@@ -172,7 +172,7 @@ class Engine:
         call.reservation = reserve(snapshot, answer)
         call.bound_nanos = answer.charge_upper_bound_nanos
         call.estimated_wait_us = answer.estimated_wait_us
-        call.admitted_us = now_us
+        call.admitted_us = now_us = self.clock.now_us()
         displaced = self.calls.get(int(answer.displaces)) if answer.displaces is not None else None
         call.queued = QueuedRequest(
             call.serial,
@@ -223,6 +223,7 @@ class Engine:
                     return
                 for victim in victims:
                     self.requeue(self.calls[int(victim.id)])
+                now_us = self.clock.now_us()
         finally:
             self._pumping = False
 

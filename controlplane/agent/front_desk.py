@@ -80,7 +80,7 @@ class FrontDesk:
         call.revision = engine.revision
         call.parsed_us = engine.clock.now_us()
         exchange.call = call
-        self._consider(call, now_us)
+        self._consider(call, call.parsed_us)
 
     def _consider(self, call: Call, now_us: int) -> None:
         snapshot = self._snapshot(call, call.klass, now_us)
@@ -256,6 +256,8 @@ class FrontDesk:
         if call not in calls:
             return False
         calls.remove(call)
+        if not calls:
+            del self.waiting[call.tenant.policy.id]
         now_us = self._engine.clock.now_us()
         snapshot = self._snapshot(call, call.klass, now_us)
         self._refuse(call, snapshot, AdmissionDecision(Decision.REJECT, Reason.NO_LEASE, 1), now_us)

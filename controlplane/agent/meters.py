@@ -33,12 +33,18 @@ class MeteredSlot:
         self.meter = SlotMeter()
         self._observed_to_us = now_us
         self._attempts: dict[str, AttemptTime] = {}
+        self._latest_us = now_us
+
+    def _forward(self, now_us: int) -> int:
+        """The meter's instants never go back; two readings of one turn of the loop may come in either order."""
+        self._latest_us = max(self._latest_us, now_us)
+        return self._latest_us
 
     def start(self, serial: int, tenant_id: int, class_id: int, now_us: int) -> None:
         """An attempt begins; serials never repeat."""
         key = str(serial)
         self._attempts[key] = AttemptTime(tenant_id, class_id)
-        self.meter.start(key, now_us, tenant=key)
+        self.meter.start(key, self._forward(now_us), tenant=key)
 
     def delivered(self, serial: int) -> None:
         """Output of the attempt was handed to its client: its time is charged, however it ends."""
@@ -51,7 +57,7 @@ class MeteredSlot:
         attempt.ended = True
         if attempt.charged is None:
             attempt.charged = charged
-        return self.meter.end(key, now_us)
+        return self.meter.end(key, self._forward(now_us))
 
     @property
     def holds_back(self) -> bool:
@@ -60,6 +66,7 @@ class MeteredSlot:
 
     def collect(self, now_us: int, *, warming: bool, broken: bool) -> tuple[list[SlotUsage], list[MeterRow]]:
         """What was added since the last call; observed time runs from call to call."""
+        now_us = self._forward(now_us)
         minutes = self.meter.collect(now_us)
         for (minute_us, key, _), us in minutes.gpu_us_by_key.items():
             held = self._attempts[key].held_us

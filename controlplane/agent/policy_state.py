@@ -79,10 +79,7 @@ def refusal_of(document: PolicyDocument, trust: Trust, *, revision_now: int, now
 def content_refusal(document: PolicyDocument) -> str | None:
     """Why a document contradicts itself, or None: references that lead nowhere are found before anything changes."""
     classes = {entry.slug for entry in document.classes}
-    missing = sorted(
-        {entry.downgrade_to for entry in document.classes if entry.downgrade_to is not None} - classes
-        | ({rate.class_slug for rate in document.rates if rate.class_slug} - classes)
-    )
+    missing = sorted({entry.downgrade_to for entry in document.classes if entry.downgrade_to is not None} - classes)
     if missing:
         return f"the policy names classes that it does not hold: {', '.join(missing)}"
     if len({slot.name for slot in document.pool.slots}) != len(document.pool.slots):

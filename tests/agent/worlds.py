@@ -28,6 +28,7 @@ from controlplane.wire.policy import (
     ContractPolicy,
     FlexPolicy,
     LiveKey,
+    LiveTenant,
     PolicyDocument,
     PoolPolicy,
     RatePolicy,
@@ -39,7 +40,9 @@ from controlplane.wire.policy import (
     live_message,
     policy_message,
 )
-from controlplane.wire.report import LiveDelta, LiveItem
+from controlplane.wire.report import Exhausted, LiveDelta, LiveItem
+
+__all__ = ["Exhausted", "LiveTenant"]
 
 INSTALLATION = "11111111-2222-4333-8444-555555555555"
 POOL = "llama"
@@ -256,6 +259,7 @@ class Agent:
         self.apply(doc)
         self.front = HttpFront(TenantRoutes(self.engine))
         self.port = 0
+        self.clients: list[object] = []
 
     def apply(self, doc: PolicyDocument) -> None:
         applied = self.policy.consider(*bundle(doc), trust(), now_us=self.engine.clock.now_us())
