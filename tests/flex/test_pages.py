@@ -33,7 +33,7 @@ def test_pages_show_the_band_and_a_decision_with_every_check(busy: Band, people)
     assert "Lent f1 under fence 1" in page
     assert "the same way today" in page
     band_page = people["viewer"].get(pool_url, {"acts": "1"}).content.decode()
-    assert "interactive queue wait" in band_page and "2.5 s" in band_page
+    assert "interactive queue wait" in band_page and "2,500" in band_page
 
 
 def test_an_empty_band_says_what_it_is(band: Band, people):

@@ -6,21 +6,23 @@ import signal
 import threading
 import time
 from argparse import ArgumentParser
+from collections.abc import Callable
 from datetime import datetime
-from importlib import import_module
-from importlib.util import find_spec
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from django.core.management.base import BaseCommand, CommandError
 from django.db import DatabaseError, InterfaceError, OperationalError, connection
 
 from controlplane.flex.controller import Controller, Tick
+from controlplane.live.frames import publish_all
 from controlplane.policy import live_list
-from controlplane.policy.signing import SigningKeyMissing, ensure_keys
+from controlplane.policy.signing import ensure_keys
 from controlplane.policy.tasks import sign_live
-from controlplane.tenants.queries import installation
+from controlplane.tenants.models import Installation
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 PERIOD_S = 1.0
 #: Rows that were written without a number are looked for this often.
@@ -29,6 +31,7 @@ SWEEP_EVERY_S = 30.0
 
 class Command(BaseCommand):
     help = "Runs the control loop: flex decisions once a second. Several may run; one leads, another takes over."
+    requires_system_checks: list[str] = []
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--shard", default="main", help="main, or N/M for the N-th of M parts of the pools")
@@ -65,26 +68,27 @@ class Loop:
         self._led: bool | None = None
         self._keys_made = False
         self._swept_at = 0.0
-        self._publish = _publisher()
+        self._failures: dict[str, tuple[str, int]] = {}
 
     def run(self, stop: threading.Event) -> None:
         due = time.monotonic()
         while not stop.is_set():
-            self._guarded(self._tick)
+            self._round()
             due = max(due + PERIOD_S, time.monotonic())
             stop.wait(max(0.0, due - time.monotonic()))
-        self._guarded(self._controller.resign)
+        self._guarded("resigning", self._controller.resign)
         self._say("stopped", {"shard": self._controller.shard.name})
         connection.close()
 
-    def _tick(self) -> None:
-        tick = self._controller.tick()
-        self._tell(tick)
-        if not tick.leads or tick.now is None:
+    def _round(self) -> None:
+        """One tick, and what follows it while this process leads; each part may fail without the others."""
+        tick = self._guarded("tick", self._controller.tick)
+        if tick is None:
             return
-        self._sign(tick.now)
-        if self._publish is not None:
-            self._publish(tick.now)
+        self._tell(tick)
+        if tick.leads and tick.now is not None:
+            self._guarded("live list", partial(self._sign, tick.now))
+            self._guarded("frames", partial(publish_all, tick.now))
 
     def _tell(self, tick: Tick) -> None:
         if tick.leads != self._led:
@@ -99,40 +103,41 @@ class Loop:
 
     def _sign(self, now: datetime) -> None:
         """An installation without a worker converges too: what the bell would have started is done here if it lags."""
+        numbers = Installation.objects.filter(pk=1).values_list("live_number", flat=True).first()
+        if numbers is None:
+            return
         if not self._keys_made:
             ensure_keys(now)
             self._keys_made = True
         due = time.monotonic() - self._swept_at >= SWEEP_EVERY_S
-        if not due and live_list.newest() >= installation().live_number:
-            return
-        self._swept_at = time.monotonic()
-        try:
+        if due or live_list.newest() < numbers:
+            self._swept_at = time.monotonic()
             sign_live()
-        except SigningKeyMissing as problem:
-            log.error("the live list was not signed: %s", problem)
 
-    def _guarded(self, work: Any) -> None:
+    def _guarded(self, part: str, work: Callable[[], T]) -> T | None:
+        """What a part returns; None when it failed. The same failure again and again is told once, then counted."""
         try:
-            work()
+            done = work()
         except (OperationalError, InterfaceError) as problem:
-            log.error("database out of reach, trying again: %s", str(problem).strip().split("\n")[0])
-            self._lose()
-        except DatabaseError:
-            log.exception("the database refused a tick; the next one tries again")
-            self._lose()
-        except Exception:
-            log.exception("a tick failed; the next one tries again")
-            self._lose()
+            words = (str(problem).strip() or type(problem).__name__).splitlines()[0]
+            self._failed(part, f"database out of reach: {words}", trace=False)
+        except Exception as problem:
+            self._failed(part, f"{type(problem).__name__}: {problem}", trace=True)
+        else:
+            if failures := self._failures.pop(part, None):
+                log.info("%s works again after %d failures", part, failures[1])
+            return done
+        self._lose()
+        return None
+
+    def _failed(self, part: str, words: str, *, trace: bool) -> None:
+        told, count = self._failures.get(part, ("", 0))
+        self._failures[part] = (words, count + 1)
+        if words != told:
+            log.error("%s failed, the next second tries again: %s", part, words, exc_info=trace)
 
     def _lose(self) -> None:
         try:
             connection.close()
         except DatabaseError:
             log.warning("the connection could not be closed; it is given up")
-
-
-def _publisher() -> Any:
-    """Frames for the live pages, where this installation has them."""
-    if find_spec("controlplane.live.frames") is None:
-        return None
-    return getattr(import_module("controlplane.live.frames"), "publish_all", None)
