@@ -19,7 +19,9 @@ def instant(text: str) -> datetime:
     try:
         at = datetime.fromisoformat(text)
     except ValueError:
-        raise CommandError(f"{text!r} is not a time: write 2026-11-29T14:00 or 2026-11-29T14:00+01:00", returncode=2) from None
+        raise CommandError(
+            f"{text!r} is not a time: write 2026-11-29T14:00 or 2026-11-29T14:00+01:00", returncode=2
+        ) from None
     return at if at.tzinfo is not None else at.replace(tzinfo=UTC)
 
 
@@ -56,7 +58,11 @@ class Command(BaseCommand):
         self.stdout.write(f"{said['contract']} version {said['version']}: {said['verdict']}{reason}")
         for name, row in said.get("populations", {}).items():
             share = "—" if row["compliance"] is None else f"{row['compliance'] * 100:.4f} %"
-            between = "" if row["interval"] is None else f"  95 % between {row['interval'][0]:.4%} and {row['interval'][1]:.4%}"
+            between = (
+                ""
+                if row["interval"] is None
+                else f"  95 % between {row['interval'][0]:.4%} and {row['interval'][1]:.4%}"
+            )
             self.stdout.write(f"  {name:<10} {row['good']} of {row['total']} good  {share}  {row['verdict']}{between}")
         if "minutes_out_of_range" in said:
             self.stdout.write(
@@ -64,4 +70,6 @@ class Command(BaseCommand):
                 f" ({said['offered_out_of_range']} requests), {said['neutral']} neutral, {said['running']} still running"
             )
         else:
-            self.stdout.write(f"  {said['finished_in_time']} of {said['jobs']} jobs finished in time, due {said['due']}")
+            self.stdout.write(
+                f"  {said['finished_in_time']} of {said['jobs']} jobs finished in time, due {said['due']}"
+            )

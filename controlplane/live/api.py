@@ -1,0 +1,66 @@
+"""REST of the live figures: how every contract stands, and the alerts that are open."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.utils import timezone
+from drf_spectacular.utils import OpenApiResponse, extend_schema
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from controlplane.contracts.models import Contract
+from controlplane.contracts.queries import visible_contracts
+from controlplane.core.period import from_us
+from controlplane.live import attention, contracts, deadlines, readings
+
+
+def night_json(contract: Contract, night: deadlines.Night) -> dict[str, Any]:
+    """A batch contract over the night that matters now."""
+    result = night.result
+    return {
+        "contract": contract.slug,
+        "version": night.version.number,
+        "target": night.version.target_ppm / contracts.PPM,
+        "night": night.night.admission.label,
+        "due": from_us(night.night.due_us).isoformat(),
+        "jobs": result.jobs,
+        "finished_in_time": result.finished_in_time,
+        "waited_too_long": result.waited_too_long,
+        "share": None if result.share is None else float(result.share),
+        "verdict": str(result.verdict),
+        "unknown_reason": None if result.unknown_reason is None else str(result.unknown_reason),
+        "met": {"met": True, "missed": False}.get(str(result.verdict)),
+        "state": night.grade,
+    }
+
+
+class SloStatus(APIView):
+    """Every contract that the caller may see: verdict, three populations, budget left, burn and its alerts."""
+
+    read_permission = "slo.read"
+
+    @extend_schema(operation_id="slo_status", responses={200: OpenApiResponse(description="One object per contract")})
+    def get(self, request: Request) -> Response:
+        now = timezone.now()
+        rows = contracts.in_force(now, list(visible_contracts(request.user).filter(archived_at=None).order_by("slug")))
+        evaluations, nights = contracts.evaluate(rows, now), deadlines.evaluate(rows, now)
+        said = []
+        for row in rows:
+            if row.contract.pk in evaluations:
+                said.append(contracts.as_json(evaluations[row.contract.pk]))
+            elif row.contract.pk in nights:
+                said.append(night_json(row.contract, nights[row.contract.pk]))
+        return Response({"at": now.isoformat(), "results": said})
+
+
+class Alerts(APIView):
+    """Open alerts, loudest first."""
+
+    read_permission = "alert.read"
+
+    @extend_schema(operation_id="alerts", responses={200: OpenApiResponse(description="One object per open alert")})
+    def get(self, request: Request) -> Response:
+        now = timezone.now()
+        return Response({"at": now.isoformat(), "results": attention.alert_rows(readings.read(now))})

@@ -1,0 +1,95 @@
+"""Batch contracts judged from jobs: the last night that is due, or the one that is open, in one statement for all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from fractions import Fraction
+
+from controlplane.contracts.models import ContractVersion
+from controlplane.contracts.queries import Standing
+from controlplane.core.batch_objective import (
+    BatchJob,
+    BatchNight,
+    BatchObjective,
+    BatchResult,
+    batch_night,
+    judge_night,
+)
+from controlplane.core.period import load_zone, to_us
+from controlplane.core.slo import Verdict
+from controlplane.jobs.models import Job
+
+PPM = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Night:
+    """One batch contract at one instant, over the night that matters now."""
+
+    version: ContractVersion
+    night: BatchNight
+    result: BatchResult
+
+    @property
+    def grade(self) -> str:
+        """`bad`, `unknown` or `ok`, in the words of the status chips."""
+        return {Verdict.MISSED: "bad", Verdict.MET: "ok"}.get(self.result.verdict, "unknown")
+
+
+def objective_of(version: ContractVersion) -> BatchObjective | None:
+    """The core's objective; None when the version lacks its wall clocks."""
+    if version.admitted_before is None or version.finished_by is None:
+        return None
+    return BatchObjective(
+        zone=load_zone(version.zone),
+        admitted_before=version.admitted_before,
+        finish_by=version.finished_by,
+        target=Fraction(version.target_ppm, PPM),
+        first_attempt_max_us=None if version.first_attempt_within_s is None else version.first_attempt_within_s * PPM,
+    )
+
+
+def evaluate(rows: Iterable[Standing], now: datetime) -> dict[int, Night]:
+    """Contract id -> its night. The night is the newest whose jobs exist, looking back two days."""
+    batch = [
+        (row, objective)
+        for row in rows
+        if row.in_force is not None
+        and row.in_force.objective == "deadline"
+        and (objective := objective_of(row.in_force)) is not None
+    ]
+    if not batch:
+        return {}
+    jobs = list(Job.objects.filter(created_at__gte=now - timedelta(days=4)).exclude(state=Job.State.CANCELLED))
+    found = {}
+    for row, objective in batch:
+        own = [
+            BatchJob(to_us(job.created_at), _us(job.first_attempt_at), _us(job.finished_at))
+            for job in jobs
+            if job.workload_class_id == row.contract.workload_class_id
+            and row.contract.tenant_id in (None, job.tenant_id)
+        ]
+        assert row.in_force is not None
+        found[row.contract.pk] = _night(row.in_force, objective, own, now)
+    return found
+
+
+def _us(at: datetime | None) -> int | None:
+    return None if at is None else to_us(at)
+
+
+def _night(version: ContractVersion, objective: BatchObjective, jobs: list[BatchJob], now: datetime) -> Night:
+    today = now.astimezone(objective.zone).date()
+    newest: Night | None = None
+    for back in (-1, 0, 1, 2):
+        night = batch_night(objective, today - timedelta(days=back))
+        if night.admission.start_us > to_us(now):
+            continue
+        judged = Night(version, night, judge_night(objective, night, jobs, to_us(now)))
+        newest = newest or judged
+        if judged.result.jobs:
+            return judged
+    assert newest is not None, "the night that admits now has begun"
+    return newest

@@ -1,0 +1,134 @@
+"""Frames: one state per topic and tick, published as a snapshot kept in Redis and a shallow delta on the topic's channel.
+
+`{"type": "snapshot"|"delta", "topic", "epoch", "seq", "at", "data"}`. `seq` grows by one per topic within an epoch; a
+publisher that starts afresh has another epoch. `fb:last:<topic>` always holds the snapshot of the newest seq, written
+before its delta is told, so whoever misses a delta finds everything there.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cache
+from typing import Any
+
+import orjson
+import redis
+from django.conf import settings
+
+from controlplane.live import readings, topics
+
+log = logging.getLogger(__name__)
+
+CHANNEL_PREFIX = "fb:frame:"
+LAST_PREFIX = "fb:last:"
+MIN_INTERVAL_S = 0.25
+SLOW_EVERY_S = 3.0
+#: A snapshot that nobody renewed for this long says nothing any more.
+LAST_TTL_S = 120
+RETRY_AFTER_S = 2.0
+TIMEOUT_S = 0.5
+
+State = dict[str, Any]
+
+
+def encode(kind: str, topic: str, epoch: int, seq: int, at: str, data: State) -> bytes:
+    """One frame as it goes over the wire."""
+    return orjson.dumps({"type": kind, "topic": topic, "epoch": epoch, "seq": seq, "at": at, "data": data})
+
+
+@dataclass(slots=True)
+class _Told:
+    """What was last told of a topic."""
+
+    seq: int
+    parts: dict[str, bytes]
+    at_s: float
+
+
+class Publisher:
+    """Turns states into frames. Redis may go away at any time: frames are lost then, never the caller."""
+
+    def __init__(self, client: redis.Redis, *, epoch: int | None = None) -> None:
+        self._redis = client
+        self.epoch = int(time.time() * 1_000) if epoch is None else epoch
+        self._told: dict[str, _Told] = {}
+        self._down_until_s = 0.0
+
+    def publish(self, states: Iterable[tuple[str, State]], now: datetime, *, clock_s: float | None = None) -> int:
+        """Publishes what changed; returns the number of frames. A topic gets at most four a second."""
+        clock_s = time.monotonic() if clock_s is None else clock_s
+        if clock_s < self._down_until_s:
+            return 0
+        pipe = self._redis.pipeline(transaction=False)
+        told: dict[str, _Told] = {}
+        for topic, state in states:
+            frame = self._frame(topic, state, now, clock_s)
+            if frame is None:
+                continue
+            told[topic], snapshot, delta = frame
+            pipe.set(LAST_PREFIX + topic, snapshot, ex=LAST_TTL_S)
+            pipe.publish(CHANNEL_PREFIX + topic, delta)
+        try:
+            pipe.execute()
+        except redis.RedisError as error:
+            self._down_until_s = clock_s + RETRY_AFTER_S
+            # Some may have been told and some not: another epoch starts everybody from snapshots.
+            self._told.clear()
+            self.epoch += 1
+            log.warning("frames are not told, Redis does not answer: %s", error)
+            return 0
+        self._told |= told
+        return len(told)
+
+    def _frame(self, topic: str, state: State, now: datetime, clock_s: float) -> tuple[_Told, bytes, bytes] | None:
+        before = self._told.get(topic)
+        if before is not None and clock_s - before.at_s < MIN_INTERVAL_S:
+            return None
+        parts = {name: orjson.dumps(value) for name, value in state.items()}
+        at = now.isoformat()
+        if before is None:
+            snapshot = encode("snapshot", topic, self.epoch, 1, at, state)
+            return _Told(1, parts, clock_s), snapshot, snapshot
+        changed = {name: state[name] for name, part in parts.items() if before.parts.get(name) != part}
+        seq = before.seq + 1
+        snapshot = encode("snapshot", topic, self.epoch, seq, at, state)
+        if before.parts.keys() - parts.keys():
+            # A shallow delta cannot take a part away.
+            return _Told(seq, parts, clock_s), snapshot, snapshot
+        return _Told(seq, parts, clock_s), snapshot, encode("delta", topic, self.epoch, seq, at, changed)
+
+
+class Ticker:
+    """Reads and publishes tick by tick; what changes by the minute is read every few ticks only."""
+
+    def __init__(self, publisher: Publisher) -> None:
+        self.publisher = publisher
+        self._slow: readings.SlowParts | None = None
+        self._slow_at_s = 0.0
+
+    def tick(self, now: datetime) -> int:
+        """One tick of every topic; returns the number of frames."""
+        clock_s = time.monotonic()
+        if self._slow is None or clock_s - self._slow_at_s >= SLOW_EVERY_S:
+            self._slow, self._slow_at_s = readings.read_slow(now), clock_s
+        return self.publisher.publish(topics.all_topics(readings.read(now, self._slow)), now)
+
+
+@cache
+def connect() -> redis.Redis:
+    """The publisher's connection: it would rather lose a frame than wait for one."""
+    return redis.Redis.from_url(settings.REDIS_URL, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S)
+
+
+@cache
+def _ticker() -> Ticker:
+    return Ticker(Publisher(connect()))
+
+
+def publish_all(now: datetime) -> int:
+    """One tick of all topics from the database to Redis; never raises for Redis. Returns the number of frames."""
+    return _ticker().tick(now)

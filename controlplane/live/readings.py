@@ -1,0 +1,352 @@
+"""Everything that a tick of frames needs, read once for all pools: the same number of statements for one pool or many."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.db import connection
+
+from controlplane.audit.models import AuditEntry
+from controlplane.contracts.models import WorkloadClass
+from controlplane.contracts.queries import Standing
+from controlplane.core.reasons import BY_CODE
+from controlplane.fleet.models import Agent, Pool, Slot, SlotInterval, SlotTenure
+from controlplane.flex.models import Decision, Grant, Lend
+from controlplane.flex.telemetry import week_start
+from controlplane.live import contracts, deadlines, stages
+from controlplane.live.queues import AgentWord, QueueNames
+from controlplane.live.strip import WINDOW, DecisionRow, Lane, SlotNow
+from controlplane.policy.models import Revision
+from controlplane.policy.queries import AgentDrift, drift
+from controlplane.tenants.models import Tenant
+from controlplane.usage.models import RefusalMinute, SlotMinute
+
+REFUSALS_OVER = timedelta(minutes=15)
+CHANGES_OVER = timedelta(hours=24)
+CHANGES_SHOWN = 12
+
+_SAMPLES = """
+SELECT pool.id, sample.at, sample.p95_queue_us, sample.admitted_per_s, sample.safe_rate_per_s, sample.slack,
+       sample.telemetry_age_us, sample.figures
+  FROM fleet_pool AS pool
+ CROSS JOIN LATERAL (SELECT * FROM flex_poolsample WHERE pool_id = pool.id ORDER BY at DESC LIMIT 1) AS sample
+ WHERE pool.archived_at IS NULL
+"""
+
+_LIMITS = """
+SELECT pool.id, decision.snapshot, decision.checks, decision.at
+  FROM fleet_pool AS pool
+ CROSS JOIN LATERAL (
+       SELECT snapshot, checks, at FROM flex_decision WHERE pool_id = pool.id ORDER BY at DESC LIMIT 1) AS decision
+ WHERE pool.archived_at IS NULL
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The controller's newest second of a pool."""
+
+    at: datetime
+    p95_queue_us: int | None
+    admitted_per_s: float | None
+    safe_rate_per_s: float | None
+    slack: float | None
+    telemetry_age_us: int | None
+    figures: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class LastDecision:
+    """The newest decision row: its limits explain the seconds after it."""
+
+    limits: Mapping[str, Any]
+    checks: Sequence[Mapping[str, Any]]
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One thing somebody or something changed, for the lane "what changed"."""
+
+    key: str
+    at: datetime
+    kind: str
+    who: str
+    what: str
+
+
+@dataclass
+class Reading:
+    """All rows of a tick, by pool where that makes sense."""
+
+    now: datetime
+    pools: list[Pool]
+    words: dict[int, list[AgentWord]]
+    slots: dict[int, list[SlotNow]]
+    lanes: dict[int, Lane]
+    decisions: dict[int, list[DecisionRow]]
+    lend_checks: dict[tuple[int, int], Sequence[Mapping[str, Any]]]
+    samples: dict[int, Sample]
+    last_decisions: dict[int, LastDecision]
+    refused: dict[int, dict[tuple[int, int], dict[str, int]]]
+    names: QueueNames
+    classes: dict[str, WorkloadClass]
+    standings: list[Standing]
+    evaluations: dict[int, contracts.Evaluation]
+    nights: dict[int, deadlines.Night]
+    burn: dict[int, list[tuple[datetime, float | None]]]
+    stages: stages.Breakdowns
+    drift: list[AgentDrift]
+    changes: list[Change]
+    revision: int | None
+    lends_this_week: dict[int, int] = field(default_factory=dict)
+
+    def class_ids(self, pool: Pool, kind: str = "interactive") -> list[int]:
+        """Classes of a kind whose requests this pool serves: its home class, or all of the kind without one."""
+        home = pool.interactive_class if kind == "interactive" else pool.batch_class
+        rows = [row for row in self.classes.values() if row.kind == kind]
+        return [row.pk for row in rows if row.slug == home or not home]
+
+
+@dataclass(slots=True)
+class SlowParts:
+    """What is read every few ticks only: judged contracts, breakdown, drift, meters and the lane of changes."""
+
+    at: datetime
+    standings: list[Standing]
+    evaluations: dict[int, contracts.Evaluation]
+    nights: dict[int, deadlines.Night]
+    burn: dict[int, list[tuple[datetime, float | None]]]
+    stages: stages.Breakdowns
+    drift: list[AgentDrift]
+    changes: list[Change]
+    observed: dict[int, frozenset[datetime]]
+    lends_this_week: dict[int, int]
+
+
+def read_slow(now: datetime) -> SlowParts:
+    """The parts that change by the minute."""
+    rows = contracts.in_force(now)
+    evaluations = contracts.evaluate(rows, now)
+    versions = [evaluation.version for evaluation in evaluations.values()]
+    return SlowParts(
+        at=now,
+        standings=rows,
+        evaluations=evaluations,
+        nights=deadlines.evaluate(rows, now),
+        burn=contracts.burn_series(versions, now) if versions else {},
+        stages=stages.read(now),
+        drift=drift(now),
+        changes=_changes(now),
+        observed=_observed(now),
+        lends_this_week=_lends_this_week(now),
+    )
+
+
+def read(now: datetime, slow: SlowParts | None = None) -> Reading:
+    """One tick of everything; `slow` parts of an earlier tick may be given."""
+    slow = read_slow(now) if slow is None else slow
+    pools = list(Pool.objects.filter(archived_at=None).select_related("model").order_by("slug"))
+    classes = {row.slug: row for row in WorkloadClass.objects.exclude(state=WorkloadClass.State.ARCHIVED)}
+    agents = _agents()
+    slots = _slots()
+    return Reading(
+        now=now,
+        pools=pools,
+        words=_words(agents, slots),
+        slots=_by_pool(slots),
+        lanes=_lanes(now, slow.observed),
+        decisions=_decisions(now),
+        lend_checks=_lend_checks(),
+        samples=_samples(),
+        last_decisions=_last_decisions(),
+        refused=_refused(now),
+        names=QueueNames(
+            {row.pk: (row.slug, row.kind) for row in classes.values()}, dict(Tenant.objects.values_list("pk", "slug"))
+        ),
+        classes=classes,
+        standings=slow.standings,
+        evaluations=slow.evaluations,
+        nights=slow.nights,
+        burn=slow.burn,
+        stages=slow.stages,
+        drift=slow.drift,
+        changes=slow.changes,
+        revision=Revision.objects.order_by("-number").values_list("number", flat=True).first(),
+        lends_this_week=slow.lends_this_week,
+    )
+
+
+def _agents() -> list[Agent]:
+    return list(Agent.objects.filter(state=Agent.State.ACTIVE).select_related("live").order_by("name"))
+
+
+_Slots = list[tuple[int, SlotNow]]
+
+
+def _slots() -> _Slots:
+    rows = Slot.objects.filter(removed_at=None, pool__archived_at=None).select_related("agent").order_by("name")
+    grants = {grant.slot_id: grant for grant in Grant.objects.all()}
+    open_now = {row.slot_id: row for row in SlotInterval.objects.filter(ended_at=None)}
+    return [(row.pool_id, _slot(row, grants.get(row.pk), open_now.get(row.pk))) for row in rows]
+
+
+def _slot(row: Slot, grant: Grant | None, interval: SlotInterval | None) -> SlotNow:
+    flex = row.band == Slot.Band.FLEX or (grant is not None and grant.state not in ("home", "lost"))
+    state = grant.state if flex and grant is not None else (interval.state if interval is not None else "home")
+    if interval is not None and interval.state == "lost":
+        state = "lost"
+    return SlotNow(
+        slot_id=row.pk,
+        name=row.name,
+        band=row.band,
+        agent_id=row.agent_id,
+        state=state,
+        since=None if interval is None else interval.started_at,
+        recalled_at=None if grant is None else grant.recalled_at,
+        lent_at=None if grant is None else grant.lent_at,
+        expires_at=None if grant is None else grant.expires_at,
+        reason="" if grant is None else grant.reason,
+        fence=0 if grant is None else grant.fence,
+        agent_name=row.agent.name if row.agent is not None else "",
+    )
+
+
+def _by_pool(slots: _Slots) -> dict[int, list[SlotNow]]:
+    found: dict[int, list[SlotNow]] = defaultdict(list)
+    for pool_id, slot in slots:
+        found[pool_id].append(slot)
+    return dict(found)
+
+
+def _words(agents: Sequence[Agent], slots: _Slots) -> dict[int, list[AgentWord]]:
+    own: dict[int | None, list[int]] = defaultdict(list)
+    for _, slot in slots:
+        own[slot.agent_id].append(slot.slot_id)
+    found: dict[int, list[AgentWord]] = defaultdict(list)
+    for agent in agents:
+        live = getattr(agent, "live", None)
+        found[agent.pool_id].append(
+            AgentWord(
+                agent_id=agent.pk,
+                name=agent.name,
+                pool_id=agent.pool_id,
+                reported_at=None if live is None else live.reported_at,
+                figures={} if live is None else live.figures,
+                revision=0 if live is None else live.revision,
+                slots=tuple(own.get(agent.pk, ())),
+            )
+        )
+    return dict(found)
+
+
+def _lanes(now: datetime, observed: Mapping[int, frozenset[datetime]]) -> dict[int, Lane]:
+    start = now - WINDOW
+    history: dict[int, list[tuple[str, datetime, datetime | None]]] = defaultdict(list)
+    rows = SlotInterval.objects.exclude(ended_at__lte=start).order_by("slot_id", "started_at")
+    for slot_id, state, begins, ends in rows.values_list("slot_id", "state", "started_at", "ended_at"):
+        history[slot_id].append((state, begins, ends))
+    tenures = dict(SlotTenure.objects.filter(ended_at=None).values_list("slot_id", "started_at"))
+    return {
+        slot_id: Lane(tuple(history.get(slot_id, ())), tenures.get(slot_id), observed.get(slot_id, frozenset()))
+        for slot_id in {*history, *tenures}
+    }
+
+
+def _observed(now: datetime) -> dict[int, frozenset[datetime]]:
+    """Minutes of the last hour in which a slot's meter covered at least half."""
+    found: dict[int, set[datetime]] = defaultdict(set)
+    rows = SlotMinute.objects.filter(minute__gte=now - WINDOW - timedelta(minutes=1), observed_us__gte=30_000_000)
+    for slot_id, minute in rows.values_list("slot_id", "minute"):
+        found[slot_id].add(minute)
+    return {slot_id: frozenset(minutes) for slot_id, minutes in found.items()}
+
+
+def _decisions(now: datetime) -> dict[int, list[DecisionRow]]:
+    found: dict[int, list[DecisionRow]] = defaultdict(list)
+    rows = Decision.objects.filter(at__gte=now - WINDOW).exclude(actions=[]).order_by("at")
+    for decision_id, pool_id, at, checks, actions in rows.values_list("id", "pool_id", "at", "checks", "actions"):
+        if any(action["kind"] != "renew" for action in actions):
+            found[pool_id].append(DecisionRow(decision_id, at, checks, actions))
+    return dict(found)
+
+
+def _lend_checks() -> dict[tuple[int, int], Sequence[Mapping[str, Any]]]:
+    """(slot, fence) -> the checks of the decision that made a loan which has not come home."""
+    rows = Lend.objects.filter(home_at=None).values_list("slot_id", "fence", "lend_decision__checks")
+    return {(slot_id, fence): checks for slot_id, fence, checks in rows}
+
+
+def _samples() -> dict[int, Sample]:
+    with connection.cursor() as cursor:
+        cursor.execute(_SAMPLES)
+        return {pool_id: Sample(*rest[:-1], figures=_json(rest[-1])) for pool_id, *rest in cursor.fetchall()}
+
+
+def _last_decisions() -> dict[int, LastDecision]:
+    with connection.cursor() as cursor:
+        cursor.execute(_LIMITS)
+        return {
+            pool_id: LastDecision(_json(limits), _json(checks), at) for pool_id, limits, checks, at in cursor.fetchall()
+        }
+
+
+def _json(value: Any) -> Any:
+    # Django switches psycopg's JSON loader off for raw cursors, so jsonb arrives as text there.
+    return json.loads(value) if isinstance(value, (str, bytes)) else value
+
+
+def _refused(now: datetime) -> dict[int, dict[tuple[int, int], dict[str, int]]]:
+    found: dict[int, dict[tuple[int, int], dict[str, int]]] = defaultdict(lambda: defaultdict(dict))
+    rows = RefusalMinute.objects.filter(minute__gte=now - REFUSALS_OVER)
+    for pool_id, class_id, tenant_id, code, count in rows.values_list(
+        "pool_id", "class_id", "tenant_id", "reason", "count"
+    ):
+        counts = found[pool_id][class_id, tenant_id]
+        reason = str(BY_CODE.get(code, f"reason {code}"))
+        counts[reason] = counts.get(reason, 0) + count
+    return {pool_id: dict(rows) for pool_id, rows in found.items()}
+
+
+def _lends_this_week(now: datetime) -> dict[int, int]:
+    """Loans begun since Monday 00:00 in the billing zone, by pool."""
+    found: dict[int, int] = defaultdict(int)
+    for pool_id in Lend.objects.filter(lent_at__gte=week_start(now)).values_list("pool_id", flat=True):
+        found[pool_id] += 1
+    return dict(found)
+
+
+_NOUNS = {
+    "revision": "revision", "rollout": "revision", "policy": "revision", "api_key": "key", "key": "key",
+    "tenant": "tenant", "class": "class", "contract": "contract", "pool": "pool", "agent": "agent", "slot": "slot",
+    "budget": "budget", "grant": "loan",
+}  # fmt: skip
+
+
+def _changes(now: datetime) -> list[Change]:
+    """The newest changes by people from the audit log, and loans and recalls by the controller, newest first."""
+    since = now - CHANGES_OVER
+    audit = AuditEntry.objects.filter(at__gte=since).exclude(noun="session").order_by("-id")[:CHANGES_SHOWN]
+    rows = [
+        Change(f"a{e.pk}", e.at, _NOUNS.get(e.noun, e.noun), e.actor_name, _audit_words(e.action, e.object_id))
+        for e in audit
+    ]
+    for lend in (
+        Lend.objects.filter(lent_at__gte=since).select_related("slot", "pool").order_by("-lent_at")[:CHANGES_SHOWN]
+    ):
+        rows.append(
+            Change(f"l{lend.pk}", lend.lent_at, "loan", "controller", f"lent {lend.slot.name} in {lend.pool.slug}")
+        )
+        if lend.recalled_at is not None:
+            what = f"recalled {lend.slot.name} in {lend.pool.slug}: {lend.recall_reason}"
+            rows.append(Change(f"r{lend.pk}", lend.recalled_at, "loan", "controller", what))
+    return sorted(rows, key=lambda row: row.at, reverse=True)[:CHANGES_SHOWN]
+
+
+def _audit_words(action: str, object_id: str) -> str:
+    return f"{action.replace('.', ' ').replace('_', ' ')} {object_id}".strip()

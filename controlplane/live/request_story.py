@@ -1,0 +1,315 @@
+"""One request as a story: its stages on a line, its attempts, what was decided at admission, and what it cost."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from controlplane.contracts.models import WorkloadClass
+from controlplane.core.reasons import BY_CODE, Outcome
+from controlplane.core.stage_stack import STAGES
+from controlplane.fleet.models import Agent, Pool, ServedModel, Slot
+from controlplane.live.stages import STAGE_FILLS, STAGE_NAMES
+from controlplane.tenants.models import ApiKey, Tenant
+from controlplane.usage.models import DecisionSample, UsageRecord
+from controlplane.usage.queries import find_request
+from controlplane.wire.report import FLAG_ESTIMATED, FLAG_NOT_CHARGED, FLAG_STREAMED
+
+CHECKS = {
+    "key": "Key active, tenant active",
+    "key_known": "Key known",
+    "tenant_active": "Tenant active",
+    "class_allowed": "Class allowed",
+    "model_allowed": "Model allowed",
+    "prompt": "Prompt, tokens",
+    "output": "Output, tokens at most",
+    "budget": "Budget lease covers the upper bound",
+    "concurrency": "Concurrency, running and queued",
+    "rate": "Rate",
+    "never_fits": "Fits the largest slot",
+    "queue": "Queue depth",
+    "wait": "Estimated wait",
+    "memory": "KV memory on the best slot",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One stage of one attempt on the line: from and length as shares of the whole."""
+
+    left: float
+    width: float
+    failed: bool
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One stage of the timeline over all attempts; `us` None is unknown."""
+
+    name: str
+    fill: str
+    bars: tuple[Bar, ...]
+    us: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    number: int
+    slot: str
+    agent: str
+    start_us: int
+    end_us: int
+    gpu_us: int
+    output_tokens: int
+    outcome: str
+    grade: str
+    status: int
+    charged: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CheckRow:
+    """One admission check in the order it was made; `first` marks the first that did not pass."""
+
+    number: int
+    name: str
+    value: str
+    limit: str
+    held: bool
+    first: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """Everything the request page shows. `records` may be empty: refused at admission, or not reported yet."""
+
+    request_id: uuid.UUID
+    tenant: Tenant | None
+    facts: list[dict[str, Any]]
+    sentence: str
+    rows: list[Row]
+    total_us: int | None
+    axis: list[tuple[float, str]]
+    attempts: list[Attempt]
+    checks: list[CheckRow]
+    decision: str
+    decided: str
+    charges: list[tuple[str, int, int]]
+    charge_nanos: int
+    identifiers: list[dict[str, Any]]
+    chip: str
+    word: str
+    pool: str
+
+
+def tell(request_id: uuid.UUID, *, now: datetime) -> Story | None:
+    """The story, or None when nothing is known of the id. It says which tenant it belongs to; the caller decides."""
+    found = find_request(request_id, now=now)
+    if not found.records and found.sample is None:
+        return None
+    return _story(request_id, found.records, found.sample)
+
+
+def _story(request_id: uuid.UUID, records: list[UsageRecord], sample: DecisionSample | None) -> Story:
+    said = records[-1] if records else sample
+    assert said is not None, "something is known of the request"
+    names = _Names(said)
+    rows, total_us = _timeline(records)
+    outcome = str(BY_CODE.get(records[-1].outcome, "unknown")) if records else ""
+    refused = str(BY_CODE.get(sample.reason, "")) if sample is not None and sample.decision == "reject" else ""
+    return Story(
+        request_id=request_id,
+        tenant=names.tenant,
+        facts=_facts(records, sample, names),
+        sentence=_sentence(records, rows, total_us, refused),
+        rows=rows,
+        total_us=total_us,
+        axis=_axis(total_us),
+        attempts=[_attempt(record, records[0].arrived_at, names) for record in records],
+        checks=_checks(sample),
+        decision="" if sample is None else sample.decision,
+        decided=_decided(sample, names),
+        charges=_charges(records),
+        charge_nanos=sum(nanos for _, _, nanos in _charges(records)),
+        identifiers=_identifiers(request_id, records, names),
+        chip=_chip(outcome, refused),
+        word=(refused or outcome or "Running").replace("_", " ").capitalize(),
+        pool=names.pool,
+    )
+
+
+class _Names:
+    """Ids of one record or sample as names; a row that is gone is its number."""
+
+    def __init__(self, said: UsageRecord | DecisionSample) -> None:
+        self.tenant = Tenant.objects.filter(pk=said.tenant_id).first()
+        self.klass = WorkloadClass.objects.filter(pk=said.class_id).first()
+        pool = Pool.objects.filter(pk=said.pool_id).first()
+        self.pool = pool.slug if pool else ""
+        key = ApiKey.objects.filter(pk=said.key_id).first()
+        self.key = f"{key.name} ({key.public_id})" if key else str(said.key_id)
+        self.slots = dict(Slot.objects.filter(pool_id=said.pool_id).values_list("pk", "name"))
+        self.agents = dict(Agent.objects.filter(pool_id=said.pool_id).values_list("pk", "name"))
+        model_id = getattr(said, "model_id", None)
+        self.model = (
+            ServedModel.objects.filter(pk=model_id).values_list("name", flat=True).first() if model_id else None
+        )
+
+
+def _chip(outcome: str, refused: str) -> str:
+    if refused:
+        return "bad"
+    if not outcome:
+        return "unknown"
+    return {Outcome.COMPLETED: "ok", Outcome.CANCELLED_BY_CLIENT: "neutral"}.get(outcome, "bad")  # type: ignore[call-overload]
+
+
+def _timeline(records: list[UsageRecord]) -> tuple[list[Row], int | None]:
+    if not records:
+        return [], None
+    first = records[0].arrived_at
+    total_us = max(_since(record.ended_at, first) for record in records)
+    total_us = max(total_us, *(sum(max(0, us) for us in _stages(record).values()) for record in records), 1)
+    bars: dict[str, list[Bar]] = {stage: [] for stage in STAGES}
+    sums: dict[str, int | None] = dict.fromkeys(STAGES)
+    for number, record in enumerate(records):
+        own = _stages(record)
+        length = sum(max(0, us) for us in own.values())
+        # An attempt's stages end when it ended; attempts after the first begin in the queue again.
+        at = max(0, _since(record.ended_at, first) - length)
+        failed = number < len(records) - 1
+        for stage, us in own.items():
+            if us < 0:
+                continue
+            sums[stage] = (sums[stage] or 0) + us
+            if us:
+                bars[stage].append(Bar(at / total_us, us / total_us, failed, f"{us / 1000:,.1f} ms"))
+            at += us
+    rows = [Row(STAGE_NAMES[stage], f"fill-{STAGE_FILLS[stage]}", tuple(bars[stage]), sums[stage]) for stage in STAGES]
+    return rows, total_us
+
+
+def _since(at: datetime, first: datetime) -> int:
+    return max(0, round((at - first).total_seconds() * 1_000_000))
+
+
+def _stages(record: UsageRecord) -> dict[str, int]:
+    return {stage: getattr(record, f"{stage.rstrip('_')}_us") for stage in STAGES}
+
+
+def _axis(total_us: int | None) -> list[tuple[float, str]]:
+    if not total_us:
+        return []
+    return [(part / 4, f"{total_us * part / 4 / 1000:,.0f} ms") for part in range(5)]
+
+
+def _sentence(records: list[UsageRecord], rows: list[Row], total_us: int | None, refused: str) -> str:
+    if refused:
+        return f"Refused at admission: {refused.replace('_', ' ')}. Nothing ran."
+    if not records or not total_us:
+        return "Admitted. Its record has not arrived yet: it comes with a report of its agent after it ended."
+    known = [row for row in rows if row.us is not None]
+    worst = max(known, key=lambda row: row.us or 0)
+    text = f"{worst.name} took {(worst.us or 0) / 1000:,.1f} ms, {(worst.us or 0) / total_us * 100:.0f} % of its {total_us / 1000:,.1f} ms"
+    if len(records) > 1:
+        text += f"; {len(records) - 1} attempt{'s' if len(records) > 2 else ''} before the last did not count"
+    return text + "."
+
+
+def _facts(records: list[UsageRecord], sample: DecisionSample | None, names: _Names) -> list[dict[str, Any]]:
+    facts: list[dict[str, Any]] = [
+        {"label": "Tenant", "value": names.tenant.slug if names.tenant else None},
+        {
+            "label": "Class",
+            "value": names.klass.slug if names.klass else None,
+            "note": names.klass.kind if names.klass else "",
+        },
+    ]
+    if not records:
+        return facts
+    last = records[-1]
+    streamed = bool(last.flags & FLAG_STREAMED)
+    ttft = f"{last.ttft_us / 1000:,.1f} ms" if streamed and last.ttft_us >= 0 else None
+    tpot = None
+    if streamed and last.output_tokens > 1 and last.decode_us >= 0:
+        tpot = f"{last.decode_us / (last.output_tokens - 1) / 1000:,.1f} ms"
+    return [
+        *facts,
+        {"label": "Model", "value": names.model},
+        {"label": "Prompt", "value": f"{last.prompt_tokens:,}", "note": f"tokens, {last.cached_tokens:,} cached"},
+        {"label": "Output", "value": f"{last.output_tokens:,}", "note": "tokens"},
+        {"label": "TTFT", "value": ttft, "note": "" if streamed else "not streamed"},
+        {"label": "TPOT", "value": tpot},
+        {"label": "Revision", "value": last.revision or None},
+    ]
+
+
+def _attempt(record: UsageRecord, first: datetime, names: _Names) -> Attempt:
+    outcome = str(BY_CODE.get(record.outcome, f"outcome {record.outcome}"))
+    return Attempt(
+        number=record.attempt,
+        slot=names.slots.get(record.slot_id, "—"),
+        agent=names.agents.get(record.agent_id, str(record.agent_id)),
+        start_us=max(0, _since(record.ended_at, first) - sum(max(0, us) for us in _stages(record).values())),
+        end_us=_since(record.ended_at, first),
+        gpu_us=record.gpu_us,
+        output_tokens=record.output_tokens,
+        outcome=outcome,
+        grade=_chip(outcome, ""),
+        status=record.status,
+        charged=not record.flags & FLAG_NOT_CHARGED,
+    )
+
+
+def _checks(sample: DecisionSample | None) -> list[CheckRow]:
+    rows, failed = [], False
+    for number, check in enumerate(sample.checks if sample is not None else (), start=1):
+        name, value, limit, held = check if isinstance(check, list) else (
+            check["name"], check["value"], check["limit"], check["held"],
+        )  # fmt: skip
+        rows.append(
+            CheckRow(
+                number, CHECKS.get(name, name.replace("_", " ")), str(value), str(limit), held, not held and not failed
+            )
+        )
+        failed = failed or not held
+    return rows
+
+
+def _decided(sample: DecisionSample | None, names: _Names) -> str:
+    if sample is None:
+        return (
+            "The decision was not sampled: every refusal's first hundred a minute and a share of the others are kept."
+        )
+    agent = names.agents.get(sample.agent_id, str(sample.agent_id))
+    return f"Decided by agent {agent} at {sample.at:%H:%M:%S.%f}"[:-3] + " UTC."
+
+
+def _charges(records: list[UsageRecord]) -> list[tuple[str, int, int]]:
+    """(line, quantity, nanos) over the attempts that are charged."""
+    paid = [record for record in records if not record.flags & FLAG_NOT_CHARGED]
+    return [
+        ("Prompt", sum(r.prompt_tokens - r.cached_tokens for r in paid), sum(r.charge_prompt_nanos for r in paid)),
+        ("Prompt, cached", sum(r.cached_tokens for r in paid), sum(r.charge_cached_nanos for r in paid)),
+        ("Output", sum(r.output_tokens for r in paid), sum(r.charge_output_nanos for r in paid)),
+        ("GPU time, µs", sum(r.gpu_us for r in paid), sum(r.charge_gpu_nanos for r in paid)),
+    ]
+
+
+def _identifiers(request_id: uuid.UUID, records: list[UsageRecord], names: _Names) -> list[dict[str, Any]]:
+    items: list[dict[str, Any]] = [
+        {"label": "x-request-id", "value": str(request_id)},
+        {"label": "API key", "value": names.key},
+    ]
+    if records:
+        last = records[-1]
+        items += [
+            {"label": "x-client-request-id", "value": last.client_request_id or None},
+            {"label": "Status", "value": last.status},
+            {"label": "Rate card version", "value": last.rate_version or None},
+            {"label": "Tokens", "value": "estimated" if last.flags & FLAG_ESTIMATED else "counted by the engine"},
+        ]
+    return items

@@ -1,0 +1,169 @@
+"""The list of requests and refusals, and the page of one request."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.db.models import Q
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+from django.utils import timezone
+
+from controlplane.contracts.models import WorkloadClass
+from controlplane.core.reasons import BY_CODE, Outcome, Reason
+from controlplane.fleet.models import Pool
+from controlplane.live.request_story import tell
+from controlplane.tenants.access import requires
+from controlplane.tenants.models import Tenant
+from controlplane.tenants.queries import visible_tenants
+from controlplane.usage.models import DecisionSample, RefusalMinute, UsageRecord
+
+SHOWN = 50
+LOOK_BACK = timedelta(hours=24)
+FIRST_LOOK = timedelta(minutes=15)
+
+
+@requires("request.read")
+def request(request: HttpRequest, request_id: uuid.UUID) -> HttpResponse:
+    """One request. Whoever may not see its tenant gets the same 404 as for one that never was."""
+    story = tell(request_id, now=timezone.now())
+    if story is None or story.tenant is None or not visible_tenants(request.user).filter(pk=story.tenant.pk).exists():
+        raise Http404("There is no such request.")
+    return render(request, "live/request.html", {"story": story, "nav_section": "requests"})
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One row of the list: a record or a refusal that was kept in full."""
+
+    request_id: uuid.UUID
+    at: datetime
+    tenant: str
+    klass: str
+    pool: str
+    reason: str
+    chip: str
+    status: int | None
+    total_us: int | None
+    queue_us: int | None
+    tokens: str
+
+
+@requires("request.read")
+def requests(request: HttpRequest) -> HttpResponse:
+    """Recent records and refusals, newest first; by id, tenant, class and reason."""
+    asked = {name: request.GET.get(name, "").strip() for name in ("q", "tenant", "class", "reason", "pool")}
+    if asked["q"]:
+        try:
+            return redirect("request", request_id=uuid.UUID(asked["q"]))
+        except ValueError:
+            pass
+    now, tenants = timezone.now(), visible_tenants(request.user)
+    rows, since = _rows(asked, tenants, now)
+    context = {
+        "rows": rows,
+        "since": since,
+        "asked": asked,
+        "bad_id": bool(asked["q"]),
+        "tenants": tenants.order_by("slug"),
+        "classes": WorkloadClass.objects.order_by("slug").values_list("slug", flat=True),
+        "pools": Pool.objects.filter(archived_at=None).order_by("slug").values_list("slug", flat=True),
+        "reasons": [str(one) for one in (*Reason, *Outcome)],
+        "refused": _refused(tenants, now),
+        "now": now,
+        "nav_section": "requests",
+    }
+    return render(request, "live/requests.html", context)
+
+
+def _rows(asked: dict[str, str], tenants: Any, now: datetime) -> tuple[list[Found], datetime]:
+    """The newest rows that match; looks back a quarter of an hour, and a day when that has too few."""
+    names = _names(tenants)
+    if asked["q"] and not any(asked[name] for name in ("tenant", "class", "reason", "pool")):
+        return _both(asked, names, now - LOOK_BACK, now), now - LOOK_BACK
+    for back in (FIRST_LOOK, LOOK_BACK):
+        rows = _both(asked, names, now - back, now)
+        if len(rows) >= SHOWN:
+            break
+    return rows, now - back
+
+
+@dataclass(frozen=True, slots=True)
+class _Names:
+    tenants: dict[int, str]
+    classes: dict[int, str]
+    pools: dict[int, str]
+
+
+def _names(tenants: Any) -> _Names:
+    return _Names(
+        dict(tenants.values_list("pk", "slug")),
+        dict(WorkloadClass.objects.values_list("pk", "slug")),
+        dict(Pool.objects.values_list("pk", "slug")),
+    )
+
+
+def _both(asked: dict[str, str], names: _Names, since: datetime, now: datetime) -> list[Found]:
+    wanted = Q(tenant_id__in=[pk for pk, slug in names.tenants.items() if asked["tenant"] in ("", slug)])
+    for name, known in (("class", names.classes), ("pool", names.pools)):
+        if asked[name]:
+            wanted &= Q(**{f"{name}_id__in": [pk for pk, slug in known.items() if slug == asked[name]]})
+    code = next((number for number, one in BY_CODE.items() if str(one) == asked["reason"]), None)
+    records = UsageRecord.objects.filter(wanted, received_at__gte=since, received_at__lte=now)
+    samples = DecisionSample.objects.filter(wanted, at__gte=since, at__lte=now, decision="reject")
+    if asked["q"]:
+        records = records.filter(client_request_id=asked["q"])
+        samples = samples.none()
+    if code is not None:
+        records, samples = records.filter(outcome=code), samples.filter(reason=code)
+    found = [_record(row, names) for row in records.order_by("-received_at")[:SHOWN]]
+    found += [_sample(row, names) for row in samples.order_by("-at")[:SHOWN]]
+    return sorted(found, key=lambda row: row.at, reverse=True)[:SHOWN]
+
+
+def _record(row: UsageRecord, names: _Names) -> Found:
+    outcome = str(BY_CODE.get(row.outcome, f"outcome {row.outcome}"))
+    return Found(
+        request_id=row.request_id,
+        at=row.ended_at,
+        tenant=names.tenants.get(row.tenant_id, ""),
+        klass=names.classes.get(row.class_id, ""),
+        pool=names.pools.get(row.pool_id, ""),
+        reason=outcome,
+        chip={"completed": "ok", "cancelled_by_client": "neutral"}.get(outcome, "bad"),
+        status=row.status,
+        total_us=round((row.ended_at - row.arrived_at).total_seconds() * 1_000_000),
+        queue_us=row.queue_us if row.queue_us >= 0 else None,
+        tokens=f"{row.prompt_tokens:,} + {row.output_tokens:,}",
+    )
+
+
+def _sample(row: DecisionSample, names: _Names) -> Found:
+    return Found(
+        request_id=row.request_id,
+        at=row.at,
+        tenant=names.tenants.get(row.tenant_id, ""),
+        klass=names.classes.get(row.class_id, ""),
+        pool=names.pools.get(row.pool_id, ""),
+        reason=str(BY_CODE.get(row.reason, f"reason {row.reason}")),
+        chip="bad",
+        status=None,
+        total_us=None,
+        queue_us=None,
+        tokens="",
+    )
+
+
+def _refused(tenants: Any, now: datetime) -> list[tuple[str, int]]:
+    """Refusals of the last 15 min by reason, counted exactly, also those that were not kept in full."""
+    counts: dict[str, int] = {}
+    rows = RefusalMinute.objects.filter(minute__gte=now - FIRST_LOOK)
+    if tenants.count() != Tenant.objects.count():
+        rows = rows.filter(tenant_id__in=tenants.values("pk"))
+    for code, count in rows.values_list("reason", "count"):
+        reason = str(BY_CODE.get(code, f"reason {code}"))
+        counts[reason] = counts.get(reason, 0) + count
+    return sorted(counts.items(), key=lambda pair: -pair[1])

@@ -1,0 +1,97 @@
+"""Live pages: rendered from the same states that frames carry, then kept up by the socket."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import render
+from django.utils import timezone
+
+from controlplane.fleet.models import Pool
+from controlplane.live import readings, topics
+from controlplane.live.attention import link
+from controlplane.live.stages import PERCENTILES
+from controlplane.tenants.access import may, member_of, requires
+from controlplane.tenants.roles import Role
+from controlplane.web.exports import CsvResponse
+
+LEGEND_MINUTES = (55, 45, 35, 25, 15, 5)
+
+
+@requires("home.read")
+def home(request: HttpRequest) -> HttpResponse:
+    """On-call's first page; a tenant's member sees the own tenant's contracts and queues instead."""
+    member = member_of(request.user)
+    now = timezone.now()
+    reading = readings.read(now)
+    if member is not None and member.role == Role.TENANT and member.tenant is not None:
+        state = topics.tenant_state(reading, member.tenant)
+        return render(request, "live/tenant.html", _context(state, now, tenant=member.tenant))
+    state = topics.fleet(reading)
+    context = _context(
+        state,
+        now,
+        hot=state["state"] == "bad",
+        contracts_url=link("contract-new") or link("contracts"),
+        pools_url=link("pool-new") or link("pools"),
+        agents_url=link("agents"),
+    )
+    return render(request, "live/home.html", context)
+
+
+def _context(state: topics.State, now: Any, **more: Any) -> dict[str, Any]:
+    return {"state": state, "now": now, "page_state": state["state"], "page_tally": state["title"], **more}
+
+
+def _pool_or_404(slug: str) -> Pool:
+    pool = Pool.objects.filter(slug=slug, archived_at=None).select_related("model").first()
+    if pool is None:
+        raise Http404("There is no such pool.")
+    return pool
+
+
+@requires("pool.read")
+def pool(request: HttpRequest, slug: str) -> HttpResponse:
+    """One pool: its queues, where time goes, its band slot by slot and why, its contracts, and what to do about it."""
+    row, now = _pool_or_404(slug), timezone.now()
+    state = topics.pool_state(readings.read(now), row)
+    figures = {f"stack_{name}": state[f"stack_{name}"] for name, _ in PERCENTILES}
+    context = _context(
+        state,
+        now,
+        pool=row,
+        hot=state["state"] == "bad",
+        nav_section="pools",
+        percentiles=[name for name, _ in PERCENTILES],
+        stage_figures=figures,
+        axis_minutes=LEGEND_MINUTES,
+        may_act=may(request.user, "flex.act"),
+        freeze_url=link("flex-freeze", slug),
+        unfreeze_url=link("flex-unfreeze", slug),
+        flex_url=link("flex-pool", slug),
+        edit_url=link("pool-edit", slug) if may(request.user, "pool.write") else "",
+        pools_url=link("pools"),
+    )
+    return render(request, "live/pool.html", context)
+
+
+@requires("pool.read")
+def queue_csv(request: HttpRequest, slug: str) -> HttpResponse:
+    """The queue panel as CSV."""
+    row = _pool_or_404(slug)
+    state = topics.pool_state(readings.read(timezone.now()), row)
+    names = (
+        "name", "kind", "depth", "oldest_us", "arrivals", "departures", "present", "expected", "light_word", "refused",
+    )  # fmt: skip
+    rows = ([one.get(name) for name in names] for one in state["queue"])
+    return CsvResponse(f"queue-{slug}.csv", names, rows)
+
+
+@requires("pool.read")
+def stages_csv(request: HttpRequest, slug: str) -> HttpResponse:
+    """The breakdown by stage as CSV, in microseconds."""
+    row = _pool_or_404(slug)
+    state = topics.pool_state(readings.read(timezone.now()), row)
+    names = ["key", *(f"{kind}_{name}" for name, _ in PERCENTILES for kind in ("own", "mean", "share"))]
+    return CsvResponse(f"stages-{slug}.csv", names, ([one[name] for name in names] for one in state["stages_rows"]))

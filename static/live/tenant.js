@@ -1,0 +1,3 @@
+import { livePage } from "/static/live/page.js";
+
+livePage(document.querySelector("[data-live-topic]").dataset.liveTopic);

@@ -1,0 +1,36 @@
+"""A fleet to look at, a Redis of the tests' own keys, and the real socket stack."""
+
+from datetime import UTC, datetime
+
+import pytest
+import redis
+from django.conf import settings
+from django.db import connection
+
+from controlplane.live.frames import LAST_PREFIX
+from controlplane.usage.partitions import create_days, days_ahead
+from tests.live import scene as scenes
+
+
+@pytest.fixture
+def moment() -> datetime:
+    return datetime.now(UTC)
+
+
+@pytest.fixture
+def scene(db, moment):
+    with connection.cursor() as cursor:
+        create_days(cursor, days_ahead(moment))
+    return scenes.build(moment)
+
+
+@pytest.fixture
+def frames_redis():
+    """The Redis that frames go through, without any topic kept from before."""
+    client = redis.Redis.from_url(settings.REDIS_URL)
+    for key in client.scan_iter(LAST_PREFIX + "*"):
+        client.delete(key)
+    yield client
+    for key in client.scan_iter(LAST_PREFIX + "*"):
+        client.delete(key)
+    client.close()
