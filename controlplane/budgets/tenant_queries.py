@@ -25,9 +25,11 @@ from django.db.models.functions import Coalesce
 from controlplane.budgets.models import Budget, BudgetWindow
 from controlplane.budgets.queries import Standing, standings
 from controlplane.contracts.models import Contract, ContractVersion, WorkloadClass
+from controlplane.core.period import Calendar, load_zone, window_at
 from controlplane.core.reasons import REASON_CODES
 from controlplane.tenants.models import ApiKey, Tenant
 from controlplane.usage.models import DecisionSample, RefusalMinute
+from controlplane.usage.queries import Scope, totals
 
 EXPIRES_SOON = timedelta(days=14)
 SORTS = {
@@ -75,6 +77,8 @@ class TenantRow:
             return self.tenant.suspend_reason
         if self.worst == "stopped":
             return "A hard budget is used up"
+        if self.worst == "over":
+            return "A soft budget is passed"
         if self.worst == "near":
             return "A budget is over 80 % settled and leased"
         if self.worst == "forecast":
@@ -206,6 +210,12 @@ def refusals_of(tenant: Tenant, since: datetime) -> Refusals:
         total=counts.total(),
         latest=[(sample, REASON_WORDS[sample.reason]) for sample in samples.order_by("-at")[:10]],
     )
+
+
+def charged_this_month(tenant: Tenant, zone: str, now: datetime) -> int:
+    """Nanos charged to the tenant itself since the month began in the billing zone, from the rollups."""
+    month = window_at(load_zone(zone), Calendar.MONTH, now)
+    return totals(Scope(since=month.start, until=now, tenant_ids=[tenant.pk]))[0].charge_nanos
 
 
 def contracts_of(tenant: Tenant) -> list[ContractLine]:

@@ -12,11 +12,19 @@ from django.utils import timezone
 from controlplane.audit.queries import AuditFilter, entries
 from controlplane.budgets.models import Budget
 from controlplane.budgets.queries import ancestors, outstanding_leases, standings
-from controlplane.budgets.tenant_queries import SORTS, TenantRow, contracts_of, refusals_of, rows_of, searched
+from controlplane.budgets.tenant_queries import (
+    SORTS,
+    TenantRow,
+    charged_this_month,
+    contracts_of,
+    refusals_of,
+    rows_of,
+    searched,
+)
 from controlplane.tenants.access import may, requires
 from controlplane.tenants.audit_views import changes_of
 from controlplane.tenants.models import ApiKey, Tenant
-from controlplane.tenants.queries import class_slugs, tenant_for, visible_tenants
+from controlplane.tenants.queries import class_slugs, installation, tenant_for, visible_tenants
 from controlplane.web.exports import CsvResponse, decimal_of_nanos
 from controlplane.web.pagination import BadCursor, keyset_page
 from controlplane.web.views import bad_request
@@ -119,7 +127,11 @@ def _tab(chosen: str, request: HttpRequest, row: Tenant, now: datetime) -> dict[
         latest = entries(AuditFilter(tenant=row.slug)).order_by("-id")[:50]
         return {"lines": [(entry, changes_of(entry)) for entry in latest]}
     own = Budget.objects.filter(tenant=row, archived_at=None).select_related("tenant").order_by("id")
-    return {"standings": standings(own, now), "refusals": refusals_of(row, now - REFUSALS_OVER)}
+    return {
+        "standings": standings(own, now),
+        "refusals": refusals_of(row, now - REFUSALS_OVER),
+        "charged_nanos": charged_this_month(row, installation().billing_zone, now),
+    }
 
 
 def _sees_staff_data(request: HttpRequest) -> bool:

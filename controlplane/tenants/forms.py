@@ -10,6 +10,10 @@ from controlplane.tenants.queries import class_slugs, model_names
 from controlplane.tenants.roles import Role
 
 LARGE = 2**31 - 1
+NOTHING_YET = {
+    "classes": "There is no class yet: create classes under Policy, then choose them here.",
+    "model_names": "No pool serves a model yet: until then every model is allowed.",
+}
 
 
 class TenantForm(forms.Form):
@@ -68,6 +72,9 @@ class TenantForm(forms.Form):
         self.fields["model_names"].choices = _with(  # type: ignore[attr-defined]
             [(name, name) for name in model_names()], tenant.model_names if tenant else []
         )
+        for name in ("classes", "model_names"):
+            if not self.fields[name].choices:  # type: ignore[attr-defined]
+                self.fields[name].help_text = NOTHING_YET[name]
 
     def values(self) -> dict[str, Any]:
         """What the actions take."""

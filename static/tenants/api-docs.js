@@ -1,23 +1,16 @@
-// The browsable REST description. Writes need the CSRF token, which the page carries for htmx already.
+// The browsable REST description. Writes need the CSRF token, which the page carries for htmx already. Modules and
+// deferred scripts run in their order on the page, so the bundle is there when this one runs.
 const place = document.getElementById("api-docs");
 const headers = JSON.parse(document.body.getAttribute("hx-headers") || "{}");
 
-window.addEventListener("DOMContentLoaded", show);
-if (document.readyState !== "loading") show();
-
-let shown = false;
-function show() {
-  if (shown || !window.SwaggerUIBundle) return;
-  shown = true;
-  window.SwaggerUIBundle({
-    url: place.dataset.schema,
-    domNode: place,
-    deepLinking: true,
-    docExpansion: "none",
-    validatorUrl: null,
-    requestInterceptor(request) {
-      Object.assign(request.headers, headers);
-      return request;
-    },
-  });
-}
+window.SwaggerUIBundle({
+  url: place.dataset.schema,
+  domNode: place,
+  deepLinking: true,
+  docExpansion: "none",
+  validatorUrl: null,
+  requestInterceptor(request) {
+    Object.assign(request.headers, headers);
+    return request;
+  },
+});
