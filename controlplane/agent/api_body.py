@@ -76,7 +76,7 @@ def body_for_upstream(
     """
     fields = _fields.decode(body)
     limit = Raw(str(max_output_tokens).encode())
-    if path == CHAT_PATH and ("max_completion_tokens" in fields or "max_tokens" not in fields):
+    if path == CHAT_PATH and "max_completion_tokens" in fields:
         fields.pop("max_tokens", None)
         fields["max_completion_tokens"] = limit
     else:

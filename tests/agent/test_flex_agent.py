@@ -177,12 +177,16 @@ async def test_a_refusal_for_want_of_slots_trips_at_once(make_agent):
 async def test_fences_and_trips_outlive_the_process_a_loan_does_not(make_agent):
     agent = await make_agent(flex_document(lend_p95_ms=100), speed=1.0)
     lend(agent, fence=3)
-    again = worlds.Engine(clock=worlds.Clock(), backend=worlds.sim(), agent_id=worlds.AGENT_ID, state_dir=agent.state_dir)
+    again = worlds.Engine(
+        clock=worlds.Clock(), backend=worlds.sim(), agent_id=worlds.AGENT_ID, state_dir=agent.state_dir
+    )
     again.apply_policy(agent.policy.document, agent.live)
     assert again.flex.slots["S3"].state is SlotState.HOME, "nothing runs and nobody renewed"
     assert again.flex.slots["S3"].grant.fence == 3
     agent.engine.flex.refused("queue_full")
-    third = worlds.Engine(clock=worlds.Clock(), backend=worlds.sim(), agent_id=worlds.AGENT_ID, state_dir=agent.state_dir)
+    third = worlds.Engine(
+        clock=worlds.Clock(), backend=worlds.sim(), agent_id=worlds.AGENT_ID, state_dir=agent.state_dir
+    )
     third.apply_policy(agent.policy.document, agent.live)
     grant = Grant(FLEX_ID, 3, "lend", 15_000_000)
     assert third.flex.apply([grant], sent_boot_us=boot_us()) == [Receipt.IGNORED_AFTER_TRIP]

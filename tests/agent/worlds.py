@@ -21,6 +21,7 @@ from controlplane.agent.gateway import HttpFront
 from controlplane.agent.policy_state import LiveList, PolicyState, Trust
 from controlplane.agent.routes import TenantRoutes
 from controlplane.agent.spool import EpochSpool
+from controlplane.core.slot_states import SlotState
 from controlplane.wire import signing
 from controlplane.wire.policy import (
     SCHEMA,
@@ -42,7 +43,7 @@ from controlplane.wire.policy import (
 )
 from controlplane.wire.report import Exhausted, LiveDelta, LiveItem
 
-__all__ = ["Exhausted", "LiveTenant"]
+__all__ = ["Exhausted", "LiveTenant", "SlotState"]
 
 INSTALLATION = "11111111-2222-4333-8444-555555555555"
 POOL = "llama"

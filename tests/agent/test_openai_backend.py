@@ -1,0 +1,202 @@
+"""Pass-through to an inference server: bytes unchanged, usage read, failures told."""
+
+import asyncio
+
+import pytest
+
+from controlplane.agent.backends.openai import OpenAIBackend
+from controlplane.agent.backends.sse import EventStream
+from controlplane.core.reasons import Outcome
+from controlplane.wire.report import FLAG_ESTIMATED
+from tests.agent import upstreams as up
+from tests.agent.upstreams import Upstream, begin, chunk, end, respond, whole
+from tests.agent.wire_client import WireClient, chat_body, post
+
+STREAM = up.ROLE + up.word("a") + up.word(" b") + up.word(" c") + up.END
+
+
+def streaming(data: bytes, *, piece: int = 10_000, usage: bool = True):
+    async def script(_, body, writer):
+        begin(writer)
+        sent = data + (up.USAGE if usage and body["stream_options"]["include_usage"] else b"") + up.DONE
+        for at in range(0, len(sent), piece):
+            chunk(writer, sent[at : at + piece])
+            if piece < 1000:
+                await asyncio.sleep(0)
+        end(writer)
+
+    return script
+
+
+async def agent_for(make_agent, server: Upstream, **options):
+    return await make_agent(backend=OpenAIBackend(server.url, **options))
+
+
+async def ask(agent, **fields):
+    client = await WireClient.connect(agent.port)
+    return await client.ask(post(chat_body(**fields)))
+
+
+async def test_a_whole_answer_passes_unchanged(make_agent):
+    async with Upstream(whole) as server:
+        agent = await agent_for(make_agent, server)
+        answer = await ask(agent, max_tokens=7, temperature=0.25, user="us€r")
+        assert answer.body == up.WHOLE
+        (row,) = agent.closed_rows()
+        assert (row.prompt_tokens, row.output_tokens, row.flags & FLAG_ESTIMATED) == (21, 3, 0)
+        assert server.bodies[0]["max_tokens"] == 7
+        assert server.bodies[0]["temperature"] == 0.25
+        assert server.bodies[0]["user"] == "us€r"
+        assert "stream_options" not in server.bodies[0] and "priority" not in server.bodies[0]
+        agent.assert_nothing_held()
+
+
+async def test_the_limit_is_explicit_and_priority_goes_where_asked(make_agent):
+    async with Upstream(whole) as server:
+        agent = await agent_for(make_agent, server, send_priority=True)
+        client = await WireClient.connect(agent.port)
+        await client.ask(post(chat_body(max_tokens=None)))
+        await client.ask(post(chat_body(max_tokens=None, max_completion_tokens=9)))
+        assert server.bodies[0]["max_tokens"] == 16
+        assert server.bodies[1]["max_completion_tokens"] == 9
+        assert "max_tokens" not in server.bodies[1]
+        assert {body["priority"] for body in server.bodies} == {100}
+        assert server.connections == 1, "the upstream connection is kept"
+
+
+@pytest.mark.parametrize("piece", [1, 7, 64, 10_000])
+async def test_a_stream_passes_unchanged_and_an_injected_usage_is_hidden(make_agent, piece):
+    async with Upstream(streaming(STREAM, piece=piece)) as server:
+        agent = await agent_for(make_agent, server)
+        answer = await ask(agent, stream=True)
+        assert answer.body == STREAM + up.DONE
+        (row,) = agent.closed_rows()
+        assert (row.prompt_tokens, row.cached_tokens, row.output_tokens) == (21, 16, 3)
+        assert row.charge_cached_nanos == 16 * 100
+        assert row.ttft_us >= 0
+        asked = await ask(agent, stream=True, stream_options={"include_usage": True})
+        assert asked.body == STREAM + up.USAGE + up.DONE
+        agent.assert_nothing_held()
+
+
+async def test_a_server_without_usage_is_counted_by_chunks(make_agent):
+    async with Upstream(streaming(STREAM, usage=False)) as server:
+        agent = await agent_for(make_agent, server)
+        await ask(agent, stream=True)
+        (row,) = agent.closed_rows()
+        assert row.output_tokens == 3
+        assert row.flags & FLAG_ESTIMATED
+
+
+async def test_mistakes_of_the_client_pass_with_the_servers_own_words(make_agent):
+    body = b'{"error":{"message":"no such tool","type":"invalid_request_error","code":null,"param":"tools"}}'
+
+    async def script(_, __, writer):
+        respond(writer, 422, body)
+
+    async with Upstream(script) as server:
+        agent = await agent_for(make_agent, server)
+        answer = await ask(agent)
+        assert (answer.status, answer.body) == (422, body)
+        (row,) = agent.closed_rows()
+        assert (row.outcome, row.status, row.charge_prompt_nanos) == (Outcome.UPSTREAM_ERROR.code, 422, 0)
+
+
+async def test_a_failure_is_retried_within_the_budget(make_agent):
+    """The budget gives one retry in 10 s: the first failure is tried again, the second is returned."""
+    statuses = [503, 200, 503]
+
+    async def script(_, __, writer):
+        status = statuses.pop(0)
+        respond(writer, status, up.WHOLE if status == 200 else b"{}")
+
+    async with Upstream(script) as server:
+        agent = await agent_for(make_agent, server)
+        assert (await ask(agent)).status == 200
+        assert agent.closed_rows()[0].attempt == 2
+        answer = await ask(agent)
+        assert (answer.status, answer.json["error"]["code"]) == (502, "upstream_error")
+        assert statuses == []
+        agent.assert_nothing_held()
+
+
+async def test_a_server_that_is_not_there(make_agent):
+    agent = await make_agent(backend=OpenAIBackend("http://127.0.0.1:9"))
+    answer = await ask(agent)
+    assert answer.status == 502
+    assert "cannot be reached" in answer.json["error"]["message"]
+    agent.assert_nothing_held()
+
+
+async def test_a_kept_connection_that_the_server_closed_is_replaced(make_agent):
+    async def script(server, __, writer):
+        respond(writer, 200, up.WHOLE)
+        if len(server.bodies) == 1:
+            await writer.drain()
+            writer.transport.abort()
+
+    async with Upstream(script) as server:
+        agent = await agent_for(make_agent, server)
+        for _ in range(3):
+            assert (await ask(agent)).status == 200
+        assert {row.attempt for row in agent.closed_rows()} == {1}
+
+
+async def test_a_stream_that_breaks_ends_with_an_error_and_pays_what_came(make_agent):
+    async def script(_, __, writer):
+        begin(writer)
+        chunk(writer, up.ROLE + up.word("a") + up.word("b"))
+        await writer.drain()
+        await asyncio.sleep(0.05)
+        writer.transport.abort()
+
+    async with Upstream(script) as server:
+        agent = await agent_for(make_agent, server)
+        answer = await ask(agent, stream=True)
+        assert answer.body.startswith(up.ROLE + up.word("a"))
+        assert b'"code":"upstream_error"' in answer.body
+        (row,) = agent.closed_rows()
+        assert (row.outcome, row.output_tokens) == (Outcome.UPSTREAM_ERROR.code, 2)
+        assert row.charge_output_nanos == 2 * 3000
+        agent.assert_nothing_held()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_goes_away_cancels_upstream_within_a_second(make_agent, stream):
+    async def script(_, __, writer):
+        if stream:
+            begin(writer)
+            chunk(writer, up.ROLE + up.word("a"))
+        await asyncio.sleep(30)
+
+    async with Upstream(script) as server:
+        agent = await agent_for(make_agent, server)
+        client = await WireClient.connect(agent.port)
+        client.send(post(chat_body(stream=stream)))
+        await agent.until(lambda: bool(server.bodies))
+        await asyncio.sleep(0.05)
+        client.abort()
+        await agent.until(lambda: server.gone == 1, within_s=1.0)
+        assert agent.closed_rows()[0].outcome == Outcome.CANCELLED_BY_CLIENT.code
+        agent.assert_nothing_held()
+
+
+async def test_an_answer_that_is_not_http(make_agent):
+    async def script(_, __, writer):
+        writer.write(b"HELLO\r\n\r\n")
+
+    async with Upstream(script) as server:
+        agent = await agent_for(make_agent, server)
+        assert (await ask(agent)).status == 502
+        agent.assert_nothing_held()
+
+
+def test_events_are_cut_anywhere_without_a_difference():
+    data = STREAM.replace(b"\n\n", b"\r\n\r\n") + up.word("d") + up.USAGE + up.DONE + b": bye\n\n"
+    for cut in range(len(data)):
+        events = EventStream(hide_usage=True)
+        passed = [events.feed(data[:cut]), events.feed(data[cut:])]
+        whole_data = b"".join(part.data for part in passed) + events.finish()
+        assert whole_data == data.replace(up.USAGE, b"")
+        assert sum(part.tokens for part in passed) == 4
+        assert events.usage is not None and events.usage.completion_tokens == 3
