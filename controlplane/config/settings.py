@@ -1,5 +1,6 @@
 """Settings from the environment; every variable is listed in docs/settings.md."""
 
+import secrets
 from pathlib import Path
 
 import environ
@@ -20,8 +21,9 @@ def _secret_key() -> str:
 
 
 DEBUG = env.bool("FLEXBAND_DEBUG", default=False)
-SECRET_KEY = _secret_key() or "only-for-commands-that-serve-nobody-0123456789abcdefghijklmnopqrstuvwxyz"
 SECRET_KEY_IS_SET = bool(_secret_key())
+# Without one each process makes its own: commands work, and what serves people is told by a check and the doctor.
+SECRET_KEY = _secret_key() or secrets.token_urlsafe(50)
 ALLOWED_HOSTS = env.list("FLEXBAND_ALLOWED_HOSTS", default=["localhost", "127.0.0.1", "[::1]"])
 CSRF_TRUSTED_ORIGINS = env.list("FLEXBAND_TRUSTED_ORIGINS", default=[])
 
