@@ -30,7 +30,7 @@ from benchmarks.ingest import ROOT, benchmark_database, server
 GOAL_S = 2.0
 TIMEOUT_S = 60.0
 POOL = "benchmark"
-TENANTS = 200
+TENANTS = 50
 KEEP_ALIVE = ("--timeout-keep-alive", "600", "--backlog", "4096")
 
 
@@ -78,22 +78,38 @@ def _redis(stack: contextlib.ExitStack) -> str:
 
 @contextlib.contextmanager
 def worker() -> Iterator[None]:
-    """A real Celery worker, one process."""
-    command = [sys.executable, "-m", "celery", "-A", "controlplane.config.celery", "worker", "-P", "solo"]
-    command += ["-Q", "flexband", "-l", "warning", "--without-gossip", "--without-mingle", "--without-heartbeat"]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        time.sleep(4)
-        if process.poll() is not None:
-            raise SystemExit("the Celery worker did not start")
-        yield
-    finally:
-        process.terminate()
-        process.wait(15)
+    """A real Celery worker, one process; entered when it takes work."""
+    command = [
+        sys.executable,
+        "-m",
+        "celery",
+        "--skip-checks",
+        "-A",
+        "controlplane.config.celery",
+        "worker",
+        "-P",
+        "solo",
+    ]
+    command += ["-Q", "flexband", "-l", "info", "--without-gossip", "--without-mingle", "--without-heartbeat"]
+    with tempfile.NamedTemporaryFile(suffix=".log") as log:
+        process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
+        try:
+            deadline = time.monotonic() + 60
+            while b" ready." not in (said := Path(log.name).read_bytes()):
+                if process.poll() is not None or time.monotonic() > deadline:
+                    raise SystemExit(f"the Celery worker did not start: {said[-2_000:].decode('utf-8', 'replace')}")
+                time.sleep(0.1)
+            yield
+        except TimeoutError:
+            print(Path(log.name).read_bytes()[-3_000:].decode("utf-8", "replace"), file=sys.stderr)
+            raise
+        finally:
+            process.terminate()
+            process.wait(15)
 
 
 def build(count: int):
-    """A pool of `count` agents with their keys, tenants that make its bundle about 40 KiB, and keys to sign with."""
+    """A pool of `count` agents with their keys, tenants, and keys to sign with."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from django.core.management import call_command
     from django.utils import timezone
@@ -280,6 +296,8 @@ def summarised(ours: list[dict], peer: list[dict], agents: int) -> dict:
     table = {
         "agents": agents,
         "rounds": len(ours),
+        "cpus": os.cpu_count(),
+        "load_average": os.getloadavg()[0],
         "all_acked_s_worst": max(found["acked"][-1] for found in ours),
         "ratio_to_peer": statistics.median(b["acked"][-1] / a["acked"][-1] for a, b in zip(ours, peer)),
         "versions": {
@@ -301,7 +319,9 @@ def summarised(ours: list[dict], peer: list[dict], agents: int) -> dict:
 def print_table(table: dict) -> None:
     versions = " ".join(f"{name} {number}" for name, number in table["versions"].items())
     print(f"Policy push: {table['agents']:,} agents in one process, {table['rounds']} interleaved rounds, medians")
-    print(versions)
+    print(
+        f"{versions}; {table['cpus']} CPUs for agents, servers, worker and database, load {table['load_average']:.1f}"
+    )
     print(
         f"{'seconds since the push':<48}{'published':>10}{'heard':>9}{'pulled':>9}"
         f"{'ack p50':>9}{'ack p99':>9}{'all':>9}"

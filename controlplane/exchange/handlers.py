@@ -26,7 +26,7 @@ from controlplane.exchange.group_commit import GroupCommit, NotStored
 from controlplane.exchange.messages import Incoming, decode_report
 from controlplane.exchange.problems import Refusal, Reply
 from controlplane.fleet.models import Slot
-from controlplane.policy.queries import bundle, signing_keys
+from controlplane.policy.queries import bundle, kept_bundle, signing_keys
 from controlplane.usage.cursors import Envelope, Verdict
 from controlplane.wire.report import Enrol, Enrolled, Hello, Helloed, LeaseAnswer, LeaseRequest
 
@@ -131,7 +131,10 @@ class Handlers:
         return _reply(await self.blocking(_lease, caller, message, datetime.now(UTC)))
 
     async def policy(self, caller: Caller, digest: str, if_none_match: bytes) -> Reply:
-        found = await self.blocking(bundle, caller.agent.pool_id, digest) if DIGEST.fullmatch(digest) else None
+        # A push makes a whole pool pull at once: a thread for each would wait on the interpreter's lock.
+        found = kept_bundle(caller.agent.pool_id, digest)
+        if found is None and DIGEST.fullmatch(digest):
+            found = await self.blocking(bundle, caller.agent.pool_id, digest)
         if found is None:
             raise Refusal("not_found", "This pool has no signed policy of this digest.")
         etag = f'"{digest}"'.encode()

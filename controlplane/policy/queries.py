@@ -87,15 +87,21 @@ def bundle(pool_id: int, digest: str) -> bytes | None:
     A body never changes under its digest, so a process keeps what it read: a thousand agents pull at once. The
     signature can change (a revoked key), so it is read again after BUNDLE_AGE_S.
     """
-    kept = _bundles.get((pool_id, digest))
-    if kept is not None and time.monotonic() < kept[0]:
-        return kept[1]
+    kept = kept_bundle(pool_id, digest)
+    if kept is not None:
+        return kept
     found = _read_bundle(pool_id, digest)
     if found is not None:
         if len(_bundles) >= BUNDLES_KEPT:
             _bundles.clear()
         _bundles[pool_id, digest] = (time.monotonic() + BUNDLE_AGE_S, found)
     return found
+
+
+def kept_bundle(pool_id: int, digest: str) -> bytes | None:
+    """The same when this process has it at hand: no query, so an event loop may ask."""
+    kept = _bundles.get((pool_id, digest))
+    return kept[1] if kept is not None and time.monotonic() < kept[0] else None
 
 
 def _read_bundle(pool_id: int, digest: str) -> bytes | None:
