@@ -7,14 +7,14 @@ from django.urls import include, path
 APPS = ("audit", "web", "tenants", "fleet", "contracts", "budgets", "jobs", "usage", "ledger", "policy", "flex", "live")
 
 
-def _brought(file: str) -> list[str]:
-    modules = (f"controlplane.{app}.{file}" for app in APPS)
+def _brought(*files: str) -> list[str]:
+    modules = (f"controlplane.{app}.{file}" for app in APPS for file in files)
     return [module for module in modules if find_spec(module)]
 
 
 urlpatterns = [
     *(path("", include(module)) for module in _brought("urls")),
-    *(path("api/v1/", include(module)) for module in _brought("api_urls")),
+    *(path("api/v1/", include(module)) for module in _brought("api_urls", "rate_api_urls")),
     # Behind everything: `live` brings the page at "/"; until it does, a person begins where the role works.
     path("", include("controlplane.tenants.start_urls")),
 ]

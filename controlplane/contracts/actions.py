@@ -19,6 +19,7 @@ from controlplane.core.period import load_zone
 from controlplane.fleet.models import Pool, Slot
 from controlplane.fleet.pool_rules import share_over_floor
 from controlplane.fleet.served_classes import ServedClass
+from controlplane.fleet.slugs import check_slug
 from controlplane.tenants.actions import Stale, next_live_number
 from controlplane.tenants.models import Tenant
 from controlplane.wakeups.bells import ring
@@ -49,6 +50,7 @@ def create_class(
 
     Raises ValidationError by field.
     """
+    check_slug(slug)
     with transaction.atomic():
         _lock_downgrades()
         row = WorkloadClass(slug=slug, kind=kind, created_at=now, updated_at=now)
@@ -134,6 +136,7 @@ def create_contract(
 
     Raises ValidationError by field.
     """
+    check_slug(slug)
     with transaction.atomic():
         contract = Contract(
             slug=slug,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from typing import Any
 
 from psycopg import Cursor
 from psycopg.types.json import Jsonb
@@ -43,7 +44,7 @@ def is_sound(row: ObjectiveCount) -> bool:
     return min(counts) >= 0 and max(counts) < 2**40 and row.minute_us % 60_000_000 == 0 and len(row.bad) <= 64
 
 
-def add_objectives(cursor: Cursor, rows: Iterable[tuple[int, ObjectiveCount]]) -> None:
+def add_objectives(cursor: Cursor[Any], rows: Iterable[tuple[int, ObjectiveCount]]) -> None:
     """Adds counts; rows are (pool id, count). Written in key order."""
     added: dict[tuple[int, int, int], tuple[list[int], Counter[str]]] = {}
     for pool_id, row in rows:

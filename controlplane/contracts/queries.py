@@ -57,7 +57,8 @@ def class_uses(rows: Iterable[WorkloadClass]) -> dict[int, ClassUse]:
     tenants: dict[str, int] = {}
     with connection.cursor() as cursor:
         cursor.execute(
-            "SELECT slug, count(*) FROM tenants_tenant, unnest(classes) AS slug WHERE state <> 'archived' GROUP BY slug"
+            "SELECT used.slug, count(*) FROM tenants_tenant, unnest(classes) AS used (slug)"
+            " WHERE state <> 'archived' GROUP BY used.slug"
         )
         tenants.update(cursor.fetchall())
     return {

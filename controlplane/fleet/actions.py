@@ -20,6 +20,7 @@ from controlplane.fleet import ownership
 from controlplane.fleet.models import Agent, EnrolmentToken, Pool, ServedModel, Slot
 from controlplane.fleet.pool_rules import check_bands, check_pool
 from controlplane.fleet.served_classes import served_classes
+from controlplane.fleet.slugs import check_slug
 from controlplane.tenants.actions import Stale
 from controlplane.wakeups.bells import ring
 
@@ -48,6 +49,7 @@ def create_pool(
 
     Raises ValidationError by field.
     """
+    check_slug(slug)
     with transaction.atomic():
         pool = Pool(slug=slug, model=_served_model(model), created_at=now, updated_at=now)
         _assign(pool, values, POOL_FIELDS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 import msgspec
 from psycopg import Cursor
@@ -44,7 +45,7 @@ WHERE (EXCLUDED.epoch, EXCLUDED.seq) > (live.epoch, live.seq)
 """
 
 
-def note_live(cursor: Cursor, rows: Sequence[LiveRow], now: datetime) -> None:
+def note_live(cursor: Cursor[Any], rows: Sequence[LiveRow], now: datetime) -> None:
     """Overwrites the live row of each agent, unless a later report of it was noted before."""
     newest: dict[int, LiveRow] = {}
     for row in rows:

@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from psycopg import Cursor
 
@@ -29,7 +30,7 @@ class Progress:
     first_attempt_at: datetime
 
 
-def resolve(cursor: Cursor, texts: Iterable[str]) -> Mapping[str, JobRef]:
+def resolve(cursor: Cursor[Any], texts: Iterable[str]) -> Mapping[str, JobRef]:
     """The jobs of the UUIDs that records carry; text that is no UUID or no job is missing in the answer."""
     wanted: dict[uuid.UUID, list[str]] = {}
     for text in texts:
@@ -63,7 +64,7 @@ WHERE j.id = r.id
 """
 
 
-def note_progress(cursor: Cursor, rows: Sequence[Progress], now: datetime) -> None:
+def note_progress(cursor: Cursor[Any], rows: Sequence[Progress], now: datetime) -> None:
     """Adds progress to jobs, in id order; a job is finished when every item has ended."""
     ordered = sorted(rows, key=lambda row: row.job_id)
     if not ordered:

@@ -3,17 +3,23 @@
 import uuid
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from math import isfinite
 
 from django.contrib.auth.models import AnonymousUser, User
-from django.db.models import QuerySet
+from django.db.models import F, Q, QuerySet
 from django.http import Http404
 
 from controlplane.core.estimate import WorkRates, raw_gpu_us
-from controlplane.fleet.models import Pool
+from controlplane.core.flex_demand import demand
+from controlplane.core.flex_snapshot import BatchJob, FlexSlot
+from controlplane.core.period import to_us
+from controlplane.core.slot_states import Band, SlotState
+from controlplane.fleet.models import Pool, Slot, SlotInterval
 from controlplane.jobs.models import Job
 from controlplane.tenants.access import member_of
 from controlplane.tenants.queries import visible_tenants
 from controlplane.tenants.roles import Role
+from controlplane.web.numerals import duration
 
 # From so many completed items on, what they took is a better estimate than tokens times constants.
 LEARNT_FROM_ITEMS = 20
@@ -103,6 +109,28 @@ class JobStatus:
         return (self.job.items_completed + self.job.items_failed) / self.job.items
 
     @property
+    def short_id(self) -> str:
+        return str(self.job.uuid)[:8]
+
+    @property
+    def done_text(self) -> str:
+        """Per cent, cut down: 100 only when nothing is left."""
+        return f"{int(self.done_ratio * 100)} %"
+
+    @property
+    def meter(self) -> str:
+        return "bad" if self.standing == "missed" else "ok"
+
+    @property
+    def left(self) -> str:
+        """Time to the deadline, or since it, in words; empty for a job that ended or has none."""
+        if self.time_left_us is None or self.job.state != Job.State.RUNNING:
+            return ""
+        if self.time_left_us <= 0:
+            return f"{duration(-self.time_left_us)} ago"
+        return f"in {duration(self.time_left_us)}"
+
+    @property
     def grade(self) -> str:
         """How a chip shows it."""
         return {"missed": "bad", "waiting": "neutral", "cancelled": "neutral"}.get(self.standing, "ok")
@@ -140,3 +168,57 @@ def _standing(job: Job, now: datetime) -> str:
     if job.deadline is None:
         return "best_effort"
     return "waiting" if job.first_attempt_at is None else "running"
+
+
+def missed(rows: QuerySet[Job], now: datetime) -> QuerySet[Job]:
+    """Those of the jobs that did not finish by their deadline; cancelled ones are not counted as missed."""
+    late = Q(finished_at__gt=F("deadline")) | Q(finished_at__isnull=True, deadline__lt=now)
+    return rows.filter(late).exclude(state=Job.State.CANCELLED)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSlack:
+    """What the deadlines of a pool ask for and what serves batch now: slack = 1 - required / available.
+
+    `slack` None: no number of the present slots is enough.
+    """
+
+    jobs: int
+    backlog_us: int
+    required: float | None
+    available: float
+    slack: float | None
+    missed: int
+
+
+def pool_slack(pool: Pool, now: datetime) -> PoolSlack:
+    """The arithmetic behind lending, by the same core that decides it; lent slots are read from the ownership books."""
+    pairs = backlog_jobs(pool.pk, now)
+    states = dict(SlotInterval.objects.filter(slot__pool=pool, ended_at__isnull=True).values_list("slot_id", "state"))
+    slots = [
+        FlexSlot(
+            name=slot.name,
+            band=Band(slot.band),
+            state=SlotState.LENT if slot.band == Slot.Band.FLEX and states.get(slot.pk) == "lent" else SlotState.HOME,
+        )
+        for slot in Slot.objects.filter(pool=pool, removed_at__isnull=True).order_by("name")
+        if slot.pk in states
+    ]
+    found = demand(
+        [
+            BatchJob(name=str(job.uuid), remaining_gpu_us=us, deadline_us=to_us(job.deadline) if job.deadline else None)
+            for job, us in pairs
+        ],
+        slots,
+        now_us=to_us(now),
+        missed_grace_us=int(MISSED_GRACE.total_seconds() * 1_000_000),
+    )
+    finite = not found.missed
+    return PoolSlack(
+        jobs=len(pairs),
+        backlog_us=sum(us for _, us in pairs),
+        required=found.required if isfinite(found.required) else None,
+        available=found.available,
+        slack=found.slack if finite else None,
+        missed=len(found.missed_now),
+    )

@@ -1,0 +1,380 @@
+"""Pages of classes and contracts."""
+
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from django.contrib import messages
+from django.core.exceptions import ValidationError
+from django.http import Http404, HttpRequest, HttpResponse
+from django.http.response import HttpResponseBase
+from django.shortcuts import redirect, render
+from django.urls import reverse
+from django.utils import timezone
+from django.views.decorators.http import require_POST
+
+from controlplane.audit.actors import actor_of
+from controlplane.contracts import actions, queries
+from controlplane.contracts.compliance import record_of
+from controlplane.contracts.forms import (
+    CONTRACT_LABELS,
+    ClassForm,
+    ContractForm,
+    class_initial,
+    class_labels,
+    class_shown,
+    contract_initial,
+    contract_shown,
+)
+from controlplane.contracts.models import Contract, ContractVersion, WorkloadClass
+from controlplane.contracts.wording import alert_lines, phrases, sentence
+from controlplane.fleet.edit_flow import Edit, run
+from controlplane.fleet.percent import percent_of_ppm
+from controlplane.tenants.access import may, requires
+from controlplane.tenants.actions import Stale
+from controlplane.tenants.review import reason_of
+
+TAKES_PUSH = "Takes effect when you push."
+AT_ONCE = "Takes effect within 2 s."
+
+
+# ---- classes ----
+
+
+@requires("class.read")
+def classes(request: HttpRequest) -> HttpResponse:
+    state = request.GET.get("state", "")
+    rows = WorkloadClass.objects.select_related("downgrade_to").order_by("slug")
+    rows = rows.filter(state="archived") if state == "archived" else rows.exclude(state="archived")
+    found = sorted(rows, key=lambda row: (row.state != "suspended", row.kind != "interactive"))
+    uses = queries.class_uses(found)
+    context = {
+        "rows": [(row, uses[row.pk], percent_of_ppm(row.min_share_ppm)) for row in found],
+        "state": state,
+        "may_write": may(request.user, "class.write"),
+    }
+    return render(request, "contracts/classes.html", context)
+
+
+@requires("class.read")
+def workload_class(request: HttpRequest, slug: str) -> HttpResponse:
+    row = _class_of(slug)
+    context = {
+        "row": row,
+        "min_share": percent_of_ppm(row.min_share_ppm),
+        "use": queries.class_uses([row])[row.pk],
+        "standings": queries.standings(list(row.contracts.filter(archived_at=None).order_by("slug")), timezone.now()),
+        "may_write": may(request.user, "class.write"),
+    }
+    return render(request, "contracts/class.html", context)
+
+
+@requires("class.write")
+def class_new(request: HttpRequest) -> HttpResponseBase:
+    def save(form: ClassForm, *, reason: str) -> str:
+        row = actions.create_class(
+            slug=form.cleaned_data["slug"],
+            kind=form.cleaned_data["kind"],
+            values=form.values(),
+            actor=actor_of(request),
+            now=timezone.now(),
+            reason=reason,
+        )
+        return reverse("class", args=[row.slug])
+
+    def shown(form: ClassForm) -> dict[str, Any]:
+        return class_shown({**form.values(), "slug": form.cleaned_data["slug"], "kind": form.cleaned_data["kind"]})
+
+    return run(
+        request,
+        Edit(
+            title="New class",
+            verb="Create class",
+            back=reverse("classes"),
+            back_label="Classes",
+            labels=class_labels(),
+            make_form=lambda data: ClassForm(data),
+            shown=shown,
+            save=save,
+            saved="Created the class. Give it a contract and a rate card, and tenants that may use it.",
+            notes=lambda form: [TAKES_PUSH],
+        ),
+    )
+
+
+@requires("class.write")
+def class_edit(request: HttpRequest, slug: str) -> HttpResponseBase:
+    row = _class_of(slug)
+    back = reverse("class", args=[slug])
+
+    def save(form: ClassForm, *, reason: str) -> str:
+        actions.edit_class(
+            slug=slug,
+            values=form.values(),
+            actor=actor_of(request),
+            now=timezone.now(),
+            reason=reason,
+            version=form.cleaned_data["version"],
+        )
+        return back
+
+    return run(
+        request,
+        Edit(
+            title=f"Edit class {slug}",
+            verb="Save changes",
+            back=back,
+            back_label=slug,
+            labels=class_labels(),
+            make_form=lambda data: ClassForm(data, row=row, initial=class_initial(row)),
+            stored=class_shown({name: getattr(row, name) for name in actions.CLASS_FIELDS}),
+            shown=lambda form: class_shown(form.values()),
+            save=save,
+            saved=f"Saved {slug}. {TAKES_PUSH}",
+            version=row.version,
+            noun="class",
+            object_id=slug,
+            notes=lambda form: [TAKES_PUSH],
+        ),
+    )
+
+
+@require_POST
+@requires("class.write")
+def class_suspend(request: HttpRequest, slug: str) -> HttpResponse:
+    return _move(request, slug, actions.suspend_class, f"Suspended {slug}: agents refuse its new requests. {AT_ONCE}")
+
+
+@require_POST
+@requires("class.write")
+def class_resume(request: HttpRequest, slug: str) -> HttpResponse:
+    return _move(request, slug, actions.resume_class, f"Resumed {slug}. {AT_ONCE}")
+
+
+@require_POST
+@requires("class.write")
+def class_archive(request: HttpRequest, slug: str) -> HttpResponse:
+    return _move(request, slug, actions.archive_class, f"Archived {slug}. {TAKES_PUSH}")
+
+
+def _move(request: HttpRequest, slug: str, action: Callable[..., Any], said: str) -> HttpResponse:
+    _class_of(slug)
+    _say(
+        request,
+        lambda: action(slug=slug, actor=actor_of(request), now=timezone.now(), reason=reason_of(request)),
+        said,
+    )
+    return redirect("class", slug=slug)
+
+
+def _class_of(slug: str) -> WorkloadClass:
+    row = WorkloadClass.objects.select_related("downgrade_to").filter(slug=slug).first()
+    if row is None:
+        raise Http404("There is no such class.")
+    return row
+
+
+# ---- contracts ----
+
+
+@requires("contract.read")
+def contracts(request: HttpRequest) -> HttpResponse:
+    ended = request.GET.get("state") == "ended"
+    rows = queries.visible_contracts(request.user).filter(archived_at__isnull=not ended)
+    now = timezone.now()
+    standings = queries.standings(list(rows.order_by("slug")[:1_000]), now)
+    context = {
+        "rows": [(row, sentence(row.in_force or row.next) if row.in_force or row.next else "") for row in standings],
+        "ended": ended,
+        "may_write": may(request.user, "contract.write"),
+        "now": now,
+    }
+    return render(request, "contracts/contracts.html", context)
+
+
+@requires("contract.read")
+def contract(request: HttpRequest, slug: str) -> HttpResponse:
+    row = queries.contract_for(request.user, slug)
+    now = timezone.now()
+    (standing,) = queries.standings([row], now)
+    shown = standing.in_force or standing.next
+    context = {
+        "contract": row,
+        "standing": standing,
+        "version_word": f"Version {standing.in_force.number}" if standing.in_force else "",
+        "phrases": phrases(shown) if shown else [],
+        "alerts": alert_lines(shown.target_ppm) if shown else [],
+        "record": record_of(standing.in_force, now) if standing.in_force else None,
+        "versions": [
+            (version, sentence(version)) for version in row.versions.order_by("-number")
+        ],
+        "may_write": may(request.user, "contract.write"),
+        "now": now,
+    }  # fmt: skip
+    return render(request, "contracts/contract.html", context)
+
+
+@requires("contract.write")
+def contract_new(request: HttpRequest) -> HttpResponseBase:
+    def save(form: ContractForm, *, reason: str) -> str:
+        data = form.cleaned_data
+        row = actions.create_contract(
+            slug=data["slug"],
+            name=data["name"],
+            class_slug=data["workload_class"].slug,
+            tenant_slug=data["tenant"].slug if data["tenant"] else "",
+            values=form.values(),
+            effective_from=data["effective_from"],
+            actor=actor_of(request),
+            now=timezone.now(),
+            reason=reason,
+        )
+        return reverse("contract", args=[row.slug])
+
+    def shown(form: ContractForm) -> dict[str, Any]:
+        data = form.cleaned_data
+        tenant = data["tenant"].slug if data["tenant"] else "everyone in the class"
+        about = {"slug": data["slug"], "name": data["name"], "workload_class": data["workload_class"].slug}
+        return {**_relevant(form.values()), **about, "tenant": tenant, "effective_from": _start(form)}
+
+    return run(
+        request,
+        Edit(
+            title="New contract",
+            verb="Create contract",
+            back=reverse("contracts"),
+            back_label="Contracts",
+            labels=CONTRACT_LABELS,
+            make_form=lambda data: ContractForm(data, new=True),
+            shown=shown,
+            save=save,
+            saved=f"Created the contract. {TAKES_PUSH}",
+            notes=_contract_notes,
+            template="contracts/contract_edit.html",
+        ),
+    )
+
+
+@requires("contract.write")
+def contract_edit(request: HttpRequest, slug: str) -> HttpResponseBase:
+    """The next version of a contract; what is in force is never edited."""
+    row = queries.contract_for(request.user, slug)
+    newest = row.versions.order_by("-number").first()
+    if newest is None or row.archived_at is not None:
+        raise Http404("The contract has ended.")
+    back = reverse("contract", args=[slug])
+    kind = row.workload_class.kind
+
+    def save(form: ContractForm, *, reason: str) -> str:
+        actions.add_version(
+            slug=slug,
+            values=form.values(),
+            effective_from=form.cleaned_data["effective_from"],
+            actor=actor_of(request),
+            now=timezone.now(),
+            reason=reason,
+            version=form.cleaned_data["version"],
+        )
+        return back
+
+    initial = {**contract_initial(newest), "version": row.version}
+    about = f"Class {row.workload_class.slug}, {row.tenant.slug if row.tenant else 'all its tenants'}"
+    return run(
+        request,
+        Edit(
+            title=f"Change contract {slug}",
+            verb=f"Add version {newest.number + 1}",
+            back=back,
+            back_label=slug,
+            labels=CONTRACT_LABELS,
+            make_form=lambda data: ContractForm(data, kind=kind, initial=initial),
+            stored=_relevant({name: getattr(newest, name) for name in actions.VERSION_FIELDS}),
+            shown=lambda form: {
+                **_relevant({"objective": newest.objective, **form.values()}),
+                "effective_from": _start(form),
+            },
+            save=save,
+            saved=f"Added version {newest.number + 1} of {slug}. {TAKES_PUSH}",
+            version=row.version,
+            noun="contract",
+            object_id=slug,
+            notes=_contract_notes,
+            template="contracts/contract_edit.html",
+            context={
+                "newest": newest,
+                "phrases": phrases(newest),
+                "alerts": alert_lines(newest.target_ppm),
+                "record": record_of(newest, timezone.now()),
+                "meta": [about, f"Version {newest.number} begins {newest.effective_from:%-d %b %Y %H:%M} UTC"],
+            },
+        ),
+    )
+
+
+@require_POST
+@requires("contract.write")
+def contract_archive(request: HttpRequest, slug: str) -> HttpResponse:
+    queries.contract_for(request.user, slug)
+    _say(
+        request,
+        lambda: actions.archive_contract(
+            slug=slug, actor=actor_of(request), now=timezone.now(), reason=reason_of(request)
+        ),
+        f"Ended {slug}: it is judged no longer. {TAKES_PUSH}",
+    )
+    return redirect("contract", slug=slug)
+
+
+@require_POST
+@requires("contract.write")
+def contract_reads(request: HttpRequest) -> HttpResponse:
+    """What the form says so far, read aloud, with the alerts that its target allows: for the panel beside the form."""
+    row: Contract | None = Contract.objects.filter(slug=request.GET.get("contract", "")).first()
+    form = ContractForm(request.POST, new=row is None, kind=row.workload_class.kind if row else "")
+    form.is_valid()
+    newest = row.versions.order_by("-number").first() if row else None
+    base = {name: getattr(newest, name) for name in actions.VERSION_FIELDS} if newest else {}
+    spoken = SimpleNamespace(**{**base, **form.values()})
+    try:
+        pieces: Sequence[Any] = phrases(spoken)
+    except (AttributeError, TypeError, KeyError):
+        pieces = []
+    target = getattr(spoken, "target_ppm", 0)
+    context = {"phrases": pieces, "alerts": alert_lines(target) if 0 < target < actions.PPM else []}
+    return render(request, "contracts/reads.html", context)
+
+
+def _relevant(values: dict[str, Any]) -> dict[str, Any]:
+    """As a review shows them, without the fields of the other kind of objective."""
+    latency = {"metric", "threshold_ms", "window", "load_limit_per_s", "population", "min_events"}
+    deadline = {"admitted_before", "finished_by", "zone", "first_attempt_within"}
+    drop = deadline if values.get("objective") == ContractVersion.Objective.LATENCY else latency
+    return {name: value for name, value in contract_shown(values).items() if name not in drop}
+
+
+def _start(form: ContractForm) -> str:
+    at = form.cleaned_data["effective_from"]
+    return f"{at:%-d %b %Y %H:%M} UTC" if at else ""
+
+
+def _contract_notes(form: ContractForm) -> list[str]:
+    """The sentence, the alerts that cannot fire with their arithmetic, and when it acts."""
+    values = form.values()
+    objective = values.get("objective") or ("latency" if "metric" in values else "deadline")
+    notes = ["Reads: " + sentence(SimpleNamespace(**{**values, "objective": objective}))]
+    for line in alert_lines(values["target_ppm"]):
+        if not line.reachable:
+            offered = f" {line.offered.capitalize()} is the fastest that can." if line.offered else ""
+            notes.append(f"The {line.severity} at burn {line.factor} is dropped: {line.arithmetic}.{offered}")
+    return [*notes, TAKES_PUSH]
+
+
+def _say(request: HttpRequest, act: Callable[[], Any], said: str) -> None:
+    try:
+        act()
+    except ValidationError as error:
+        messages.error(request, " ".join(error.messages))
+    except Stale:
+        messages.error(request, "Somebody changed this at the same moment: look at it and decide again.")
+    else:
+        messages.success(request, said)
