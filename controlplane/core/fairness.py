@@ -74,7 +74,7 @@ class LinearWork:
 class FairTenant:
     """One tenant of a fair queue: its counter and whether it waits."""
 
-    __slots__ = ("backlogged", "counter", "heap_key", "linear", "multiplier", "slug", "weight")
+    __slots__ = ("accrued_us", "backlogged", "counter", "heap_key", "linear", "multiplier", "slug", "weight")
 
     def __init__(self, slug: str, weight: Fraction, multiplier: int) -> None:
         self.slug = slug
@@ -84,6 +84,7 @@ class FairTenant:
         self.backlogged = False
         self.heap_key: int | None = None
         self.linear: list[LinearWork] = []
+        self.accrued_us = -1
 
     def __lt__(self, other: FairTenant) -> bool:
         """Heap entries of one tenant may tie; their order does not matter."""
@@ -91,8 +92,11 @@ class FairTenant:
 
     def accrue(self, now_us: int) -> int:
         """Charge output produced up to `now_us` and return the counter."""
-        for work in self.linear:
-            self.counter += work.due(now_us)
+        if now_us != self.accrued_us:
+            # One dispatch asks several times at one instant: the work is done once.
+            self.accrued_us = now_us
+            for work in self.linear:
+                self.counter += work.due(now_us)
         return self.counter
 
 
@@ -202,6 +206,7 @@ class FairQueue:
         """Charge `work` over the `span_us` from `now_us` on, as time passes."""
         linear = LinearWork(work * tenant.multiplier, now_us, span_us)
         tenant.linear.append(linear)
+        tenant.accrued_us = -1
         return linear
 
     def stop_linear(self, tenant: FairTenant, linear: LinearWork, work: int | None) -> None:
