@@ -30,7 +30,7 @@ from controlplane.agent.registry import Registry
 from controlplane.agent.replies import answer_client
 from controlplane.agent.rescheduling import build, move, same_shape
 from controlplane.agent.safe_rate import own_safe_rate
-from controlplane.agent.settlement import Settled, closed_row, measured, opened_row, settle, stages_of
+from controlplane.agent.settlement import Settled, closed_row, is_charged, measured, opened_row, settle, stages_of
 from controlplane.agent.spool import EpochSpool
 from controlplane.core.admission import AdmissionDecision, reserve
 from controlplane.core.admission_snapshot import Snapshot
@@ -319,8 +319,7 @@ class Engine:
                 self.flex.token_seen(slot.policy.name)
             if outcome is not Outcome.COMPLETED and failure is None:
                 attempt.cancel()
-            charged = settle(call, outcome, usage, 0).charged
-            gpu_us = slot.metered.end(attempt.serial, now_us, charged=charged)
+            gpu_us = slot.metered.end(attempt.serial, now_us, charged=is_charged(call, outcome))
         settled = settle(call, outcome, usage, gpu_us)
         self._leave_scheduler(call, settled.usage, gpu_us, now_us)
         if call.reservation is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from controlplane.agent.sliding import Presence, WindowCount
+from controlplane.agent.sliding import DemandWindow, Presence, WindowCount
 from controlplane.core.class_queue import ClassQueue
 from controlplane.core.histogram import Histogram, WindowHistogram
 from controlplane.core.slot_states import SlotState
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from controlplane.agent.engine import Engine
 
 ADMITTED = "admitted"
-DEMAND_WINDOW_S = 10
 
 
 class ClassFigures:
@@ -33,22 +32,13 @@ class ClassFigures:
         self.ttft = WindowHistogram()
 
 
-class DemandFigures:
-    """Requests, tokens and refusals of the last 10 s of one tenant, key or class."""
-
-    __slots__ = ("window",)
-
-    def __init__(self, now_us: int) -> None:
-        self.window = WindowCount(DEMAND_WINDOW_S, now_us)
-
-
 class Figures:
     """Counters that the engine feeds and a report reads."""
 
     def __init__(self) -> None:
         self.classes: dict[int, ClassFigures] = {}
         self.tenants: dict[tuple[int, int], Presence] = {}
-        self.demand: dict[tuple[str, int], DemandFigures] = {}
+        self.demand: dict[tuple[str, int], DemandWindow] = {}
 
     def of_class(self, class_id: int, now_us: int) -> ClassFigures:
         figures = self.classes.get(class_id)
@@ -67,11 +57,8 @@ class Figures:
         for scope in (("t", tenant_id), ("k", key_id), ("c", class_id)):
             demand = self.demand.get(scope)
             if demand is None:
-                demand = self.demand[scope] = DemandFigures(now_us)
-            demand.window.add("requests", now_us)
-            demand.window.add("tokens", now_us, tokens)
-            if refused:
-                demand.window.add("refused", now_us)
+                demand = self.demand[scope] = DemandWindow()
+            demand.add(tokens, now_us, refused=refused)
 
     def admitted(self, call: Call, now_us: int) -> None:
         class_id = call.klass.policy.id
@@ -104,11 +91,9 @@ def demand_rows(figures: Figures, now_us: int) -> list[Demand]:
     """Demand of the last 10 s; what was quiet for that long is dropped."""
     rows = []
     for (scope, number), demand in list(figures.demand.items()):
-        totals = demand.window.totals(now_us)
-        if totals:
-            rows.append(
-                Demand(scope, number, totals.get("requests", 0), totals.get("tokens", 0), totals.get("refused", 0))
-            )
+        totals = demand.totals(now_us)
+        if totals.requests:
+            rows.append(Demand(scope, number, totals.requests, totals.tokens, totals.refused))
         else:
             del figures.demand[scope, number]
     return rows

@@ -28,6 +28,15 @@ class Settled:
     charged: bool
 
 
+def is_charged(call: Call, outcome: Outcome) -> bool:
+    """Whether the tenant pays for an attempt that ended so."""
+    if outcome is Outcome.COMPLETED:
+        return True
+    if outcome is Outcome.CANCELLED_BY_CLIENT:
+        return bool(call.prefill_us)
+    return outcome in PAID_IF_DELIVERED and call.head_sent and call.output_tokens > 0
+
+
 def settle(call: Call, outcome: Outcome, usage: TokenUsage | None, gpu_us: int) -> Settled:
     """Charge what is to be paid: all of a completed request, what was delivered of a broken one.
 
@@ -36,13 +45,7 @@ def settle(call: Call, outcome: Outcome, usage: TokenUsage | None, gpu_us: int) 
     if usage is None:
         started = bool(call.prefill_us)
         usage = TokenUsage(call.prompt_tokens if started else 0, 0, call.output_tokens, estimated=True)
-    if outcome is Outcome.COMPLETED:
-        charged = True
-    elif outcome is Outcome.CANCELLED_BY_CLIENT:
-        charged = bool(call.prefill_us)
-    else:
-        charged = outcome in PAID_IF_DELIVERED and call.head_sent and call.output_tokens > 0
-    if not charged:
+    if not is_charged(call, outcome):
         return Settled(usage, NOTHING, False)
     lines = charge(
         call.card,

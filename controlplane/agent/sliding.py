@@ -113,3 +113,49 @@ class WindowCount:
     def _forget(self, second: int) -> None:
         while self._seconds and self._seconds[0][0] <= second - self._window_s:
             self._seconds.popleft()
+
+
+DEMAND_WINDOW_S = 10
+
+
+@dataclass(slots=True)
+class DemandTotals:
+    """Requests that were asked for, their tokens, and how many of them were refused."""
+
+    requests: int = 0
+    tokens: int = 0
+    refused: int = 0
+
+
+class DemandWindow:
+    """Demand of the last 10 s, in steps of a second."""
+
+    __slots__ = ("_seconds",)
+
+    def __init__(self) -> None:
+        self._seconds: deque[tuple[int, DemandTotals]] = deque()
+
+    def add(self, tokens: int, now_us: int, *, refused: bool) -> None:
+        """Count one request."""
+        second, seconds = now_us // 1_000_000, self._seconds
+        if not seconds or seconds[-1][0] != second:
+            self._forget(second)
+            seconds.append((second, DemandTotals()))
+        totals = seconds[-1][1]
+        totals.requests += 1
+        totals.tokens += tokens
+        totals.refused += refused
+
+    def totals(self, now_us: int) -> DemandTotals:
+        """What the window that ends now adds up to."""
+        self._forget(now_us // 1_000_000)
+        sums = DemandTotals()
+        for _, one in self._seconds:
+            sums.requests += one.requests
+            sums.tokens += one.tokens
+            sums.refused += one.refused
+        return sums
+
+    def _forget(self, second: int) -> None:
+        while self._seconds and self._seconds[0][0] <= second - DEMAND_WINDOW_S:
+            self._seconds.popleft()
