@@ -5,23 +5,18 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from datetime import datetime
+from typing import Any
 
 from psycopg import Cursor
 
-from controlplane.budgets.leases import Overspent, SpendReport, close_epochs
-from controlplane.budgets.leases import settle as settle_leases
+from controlplane.budgets.leases import Overspent, SpendReport, close_epochs, settle
 from controlplane.budgets.windows import BudgetRow, budgets_of, window_of, windows_at
 from controlplane.core.period import from_us
 
 __all__ = ["Overspent", "SpendReport", "close_epochs", "settle", "settle_soft"]
 
 
-def settle(cursor: Cursor, reports: Sequence[SpendReport], now: datetime) -> list[Overspent]:
-    """Settles the spends of leases; see `leases.settle`."""
-    return settle_leases(cursor, reports, now)
-
-
-def settle_soft(cursor: Cursor, charges: Sequence[tuple[int, int, int]]) -> None:
+def settle_soft(cursor: Cursor[Any], charges: Sequence[tuple[int, int, int]]) -> None:
     """Adds charges to the soft budgets of tenants and their ancestors, which need no leases.
 
     Rows are (tenant id, instant of admission in Unix us, nanos). Windows are updated in id order.

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Any
 
 from psycopg import Cursor
 
@@ -42,7 +43,7 @@ class Granted:
     exhausted: Exhausted | None
 
 
-def acquire(cursor: Cursor, asking: Asking, now: datetime) -> Granted:
+def acquire(cursor: Cursor[Any], asking: Asking, now: datetime) -> Granted:
     """Takes a lease out of every hard window of the tenant and its ancestors, or names the window that blocks.
 
     Must run in a transaction: the windows are locked, in id order, until it ends.
@@ -77,7 +78,7 @@ def _as_core(window: WindowRow) -> BudgetWindow:
     )
 
 
-def _active_agents(cursor: Cursor, asking: Asking, now: datetime) -> int:
+def _active_agents(cursor: Cursor[Any], asking: Asking, now: datetime) -> int:
     """Agents that reported lately and may serve the tenant: those of all pools, since a budget has no pool."""
     cursor.execute(
         "SELECT count(*) FROM fleet_agentlive WHERE reported_at > %s OR agent_id = %s",
@@ -87,7 +88,7 @@ def _active_agents(cursor: Cursor, asking: Asking, now: datetime) -> int:
     return max(1, row[0] if row else 1)
 
 
-def _recent_spend(cursor: Cursor, asking: Asking, now: datetime) -> int:
+def _recent_spend(cursor: Cursor[Any], asking: Asking, now: datetime) -> int:
     """What this agent spends for the tenant in 60 s, from the leases of the last minutes; 0 when it had none."""
     cursor.execute(
         """
@@ -103,7 +104,9 @@ def _recent_spend(cursor: Cursor, asking: Asking, now: datetime) -> int:
     return int(row[0]) * 60 // age_s
 
 
-def _insert(cursor: Cursor, asking: Asking, amount_nanos: int, windows: Sequence[WindowRow], now: datetime) -> Lease:
+def _insert(
+    cursor: Cursor[Any], asking: Asking, amount_nanos: int, windows: Sequence[WindowRow], now: datetime
+) -> Lease:
     expires_at = until_end(windows, now + LEASE_LIFE)
     cursor.execute(
         """
@@ -126,7 +129,7 @@ def _insert(cursor: Cursor, asking: Asking, amount_nanos: int, windows: Sequence
     return Lease(row[0], asking.tenant_id, amount_nanos, to_us(expires_at))
 
 
-def open_leases(cursor: Cursor, agents: Iterable[tuple[int, int]]) -> dict[int, list[Lease]]:
+def open_leases(cursor: Cursor[Any], agents: Iterable[tuple[int, int]]) -> dict[int, list[Lease]]:
     """Agent id -> every open lease of its present epoch, in full; `agents` are (id, epoch) pairs."""
     pairs = sorted(set(agents))
     cursor.execute(
@@ -144,7 +147,7 @@ def open_leases(cursor: Cursor, agents: Iterable[tuple[int, int]]) -> dict[int, 
     return found
 
 
-def running_low(cursor: Cursor, agents: Iterable[tuple[int, int]], now: datetime) -> list[Asking]:
+def running_low(cursor: Cursor[Any], agents: Iterable[tuple[int, int]], now: datetime) -> list[Asking]:
     """Who should get more without asking: tenants of which half of an agent's leases is used up or ends soon.
 
     Only tenants that the agent spends for now: a lease nobody used is not renewed.
@@ -191,51 +194,66 @@ class Overspent:
     spent_nanos: int
 
 
-def settle(cursor: Cursor, reports: Sequence[SpendReport], now: datetime) -> list[Overspent]:
-    """Moves what leases spent from leased to settled, and closes those that ended with nothing reserved.
+def settle(
+    cursor: Cursor[Any], reports: Sequence[SpendReport], now: datetime, sealed: Iterable[tuple[int, int]] = ()
+) -> list[Overspent]:
+    """Moves what leases spent from leased to settled, and closes those that are over.
 
-    Spends are totals: a repeat changes nothing and an older total never lowers a newer one. Locks the leases, then
-    their windows, both in id order.
+    A lease is over when it ended with nothing reserved, or when its epoch is among `sealed`, (agent id, epoch) pairs:
+    what it did not spend goes back. Spends are totals: a repeat changes nothing and an older total never lowers a newer
+    one. Locks the leases, then their windows, each once and in id order.
     """
     said = {spend.lease_id: (report, spend) for report in reports for spend in report.spends}
-    if not said:
+    closing = set(sealed)
+    if not said and not closing:
         return []
-    cursor.execute(
-        "SELECT id, agent_id, amount_nanos, spent_nanos, expires_at FROM budgets_lease"
-        " WHERE id = ANY(%s) AND state = 'open' ORDER BY id FOR UPDATE",
-        (sorted(said),),
-    )
     changes: list[_Change] = []
     overspent: list[Overspent] = []
-    for lease_id, agent_id, amount, spent, expires_at in cursor.fetchall():
-        report, spend = said[lease_id]
-        if report.agent_id != agent_id:
-            continue
-        if spend.spent_nanos > amount:
-            overspent.append(Overspent(agent_id, lease_id, amount, spend.spent_nanos))
-        total = min(max(spend.spent_nanos, spent), amount)
-        ended = report.sent_us > to_us(expires_at) and spend.reserved_nanos <= 0
-        changes.append(_Change(lease_id, total, total - spent, amount - total, max(0, spend.reserved_nanos), ended))
+    for row in _lock_leases(cursor, said, closing):
+        report, spend = said.get(row.lease_id, (None, None))
+        total, reserved, ended = row.spent_nanos, row.reserved_nanos, False
+        if report is not None and spend is not None and report.agent_id == row.agent_id:
+            if spend.spent_nanos > row.amount_nanos:
+                overspent.append(Overspent(row.agent_id, row.lease_id, row.amount_nanos, spend.spent_nanos))
+            total = min(max(spend.spent_nanos, row.spent_nanos), row.amount_nanos)
+            reserved = max(0, spend.reserved_nanos)
+            ended = report.sent_us > to_us(row.expires_at) and not reserved
+        closes = ended or (row.agent_id, row.epoch) in closing
+        changes.append(
+            _Change(row.lease_id, total, total - row.spent_nanos, row.amount_nanos - total, reserved, closes)
+        )
     _apply(cursor, changes, now)
     return overspent
 
 
-def close_epochs(cursor: Cursor, epochs: Iterable[tuple[int, int]], now: datetime) -> int:
+def close_epochs(cursor: Cursor[Any], epochs: Iterable[tuple[int, int]], now: datetime) -> None:
     """Closes every open lease of sealed epochs, (agent id, epoch) pairs: what was not spent goes back."""
-    pairs = sorted(set(epochs))
-    if not pairs:
-        return 0
+    settle(cursor, [], now, epochs)
+
+
+@dataclass(frozen=True, slots=True)
+class _Locked:
+    lease_id: int
+    agent_id: int
+    epoch: int
+    amount_nanos: int
+    spent_nanos: int
+    reserved_nanos: int
+    expires_at: datetime
+
+
+def _lock_leases(cursor: Cursor[Any], lease_ids: Iterable[int], epochs: Iterable[tuple[int, int]]) -> list[_Locked]:
+    pairs = sorted(epochs)
     cursor.execute(
         """
-        SELECT l.id, l.amount_nanos - l.spent_nanos, l.spent_nanos FROM budgets_lease l
-        JOIN unnest(%s::int[], %s::int[]) AS e (agent_id, epoch) ON l.agent_id = e.agent_id AND l.epoch = e.epoch
-        WHERE l.state = 'open' ORDER BY l.id FOR UPDATE OF l
+        SELECT id, agent_id, epoch, amount_nanos, spent_nanos, reserved_nanos, expires_at FROM budgets_lease
+        WHERE state = 'open'
+          AND (id = ANY(%s) OR (agent_id, epoch) IN (SELECT * FROM unnest(%s::int[], %s::int[])))
+        ORDER BY id FOR UPDATE
         """,
-        ([agent_id for agent_id, _ in pairs], [epoch for _, epoch in pairs]),
+        (sorted(lease_ids), [agent_id for agent_id, _ in pairs], [epoch for _, epoch in pairs]),
     )
-    changes = [_Change(lease_id, spent, 0, rest, 0, True) for lease_id, rest, spent in cursor.fetchall()]
-    _apply(cursor, changes, now)
-    return len(changes)
+    return [_Locked(*row) for row in cursor.fetchall()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +266,7 @@ class _Change:
     closes: bool
 
 
-def _apply(cursor: Cursor, changes: Sequence[_Change], now: datetime) -> None:
+def _apply(cursor: Cursor[Any], changes: Sequence[_Change], now: datetime) -> None:
     if not changes:
         return
     cursor.execute(
@@ -274,7 +292,7 @@ def _apply(cursor: Cursor, changes: Sequence[_Change], now: datetime) -> None:
     )
 
 
-def _move(cursor: Cursor, changes: Sequence[_Change], pairs: Sequence[tuple[int, int]]) -> None:
+def _move(cursor: Cursor[Any], changes: Sequence[_Change], pairs: Sequence[tuple[int, int]]) -> None:
     by_lease = {change.lease_id: change for change in changes}
     moves: dict[int, list[int]] = defaultdict(lambda: [0, 0])
     for lease_id, window_id in pairs:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from threading import Lock
+from typing import Any
 
 from psycopg import Cursor
 from psycopg.types.json import Jsonb
@@ -33,7 +34,7 @@ class DemandRow:
     demand: Sequence[Demand]
 
 
-def note_demand(cursor: Cursor, rows: Sequence[DemandRow], now: datetime) -> None:
+def note_demand(cursor: Cursor[Any], rows: Sequence[DemandRow], now: datetime) -> None:
     """Overwrites the demand of each agent, in agent order."""
     newest = {row.agent_id: row for row in rows}
     ordered = [newest[agent_id] for agent_id in sorted(newest)]
@@ -83,7 +84,7 @@ WHERE state = 'active' AND (max_concurrency IS NOT NULL OR requests_per_s IS NOT
 """
 
 
-def read_snapshot(cursor: Cursor, now: datetime) -> Snapshot:
+def read_snapshot(cursor: Cursor[Any], now: datetime) -> Snapshot:
     """The limits and the demand of the agents that were heard of within SILENCE."""
     cursor.execute(_LIMITS_SQL)
     limits = [Limit(*row) for row in cursor.fetchall()]
@@ -170,7 +171,7 @@ class Shares:
         self._lock = Lock()
         self._divided: dict[str, _Divided] = {}
 
-    def shares_for(self, cursor: Cursor, agent_ids: Sequence[int], now: datetime) -> dict[int, list[Share]]:
+    def shares_for(self, cursor: Cursor[Any], agent_ids: Sequence[int], now: datetime) -> dict[int, list[Share]]:
         """Agent id -> its shares."""
         name = cursor.connection.info.dbname
         with self._lock:
@@ -187,6 +188,6 @@ class Shares:
 _shares = Shares()
 
 
-def shares_for(cursor: Cursor, agent_ids: Sequence[int], now: datetime) -> dict[int, list[Share]]:
+def shares_for(cursor: Cursor[Any], agent_ids: Sequence[int], now: datetime) -> dict[int, list[Share]]:
     """Agent id -> its shares of tenants' and keys' limits, from a snapshot that is at most a second old."""
     return _shares.shares_for(cursor, agent_ids, now)

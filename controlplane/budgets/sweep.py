@@ -20,7 +20,7 @@ class Swept:
     """What one sweep did."""
 
     windows: int
-    leases_closed: int
+    epochs_closed: int
     thresholds: int
 
 
@@ -68,7 +68,9 @@ def _close_sealed(now: datetime) -> int:
             WHERE l.state = 'open' AND c.sealed_at IS NOT NULL
             """
         )
-        return close_epochs(cursor, cursor.fetchall(), now)
+        sealed = cursor.fetchall()
+        close_epochs(cursor, sealed, now)
+        return len(sealed)
 
 
 def _note_thresholds(rows: Sequence[WindowRow]) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from psycopg import Cursor
 
@@ -61,7 +62,7 @@ ORDER BY b.id
 """
 
 
-def budgets_of(cursor: Cursor, tenant_ids: Iterable[int], *, hard: bool) -> dict[int, list[BudgetRow]]:
+def budgets_of(cursor: Cursor[Any], tenant_ids: Iterable[int], *, hard: bool) -> dict[int, list[BudgetRow]]:
     """The budgets in force for each tenant, its own and its ancestors', in id order; tenants without are missing."""
     cursor.execute(_CHAIN_SQL, (sorted(set(tenant_ids)), hard))
     found: dict[int, list[BudgetRow]] = {}
@@ -87,7 +88,7 @@ ORDER BY w.id
 
 
 def windows_at(
-    cursor: Cursor, wanted: Sequence[tuple[BudgetRow, datetime]], *, lock: bool = False
+    cursor: Cursor[Any], wanted: Sequence[tuple[BudgetRow, datetime]], *, lock: bool = False
 ) -> dict[tuple[int, datetime], WindowRow]:
     """(budget id, start) -> window, for the windows that hold the instants; missing ones are made.
 
@@ -118,7 +119,7 @@ def windows_at(
 
 
 def _read(
-    cursor: Cursor,
+    cursor: Cursor[Any],
     columns: tuple[list[int], list[datetime]],
     spans: dict[tuple[int, datetime], tuple[BudgetRow, datetime]],
     *,
@@ -128,7 +129,7 @@ def _read(
     return [WindowRow(row[0], spans[(row[1], row[2])][0], *row[2:]) for row in cursor.fetchall()]
 
 
-def _follow_limit(cursor: Cursor, row: WindowRow) -> WindowRow:
+def _follow_limit(cursor: Cursor[Any], row: WindowRow) -> WindowRow:
     used = row.settled_nanos + row.leased_nanos if row.budget.hard else 0
     limit = max(row.budget.limit_nanos, used)
     if limit != row.limit_nanos:

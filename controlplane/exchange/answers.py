@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Any
 
 from psycopg import Connection, Cursor
 
@@ -52,7 +53,7 @@ def interval_ms(*, flex: bool) -> int:
     return FLEX_INTERVAL_MS if flex else INTERVAL_MS
 
 
-def look(connection: Connection, agents: Sequence[tuple[int, int]], now: datetime) -> Outlook:
+def look(connection: Connection[Any], agents: Sequence[tuple[int, int]], now: datetime) -> Outlook:
     """The outlook of (agent id, epoch) pairs, after topping up the leases that run low."""
     ids = sorted({agent_id for agent_id, _ in agents})
     outlook = Outlook()
@@ -71,13 +72,15 @@ def look(connection: Connection, agents: Sequence[tuple[int, int]], now: datetim
     return outlook
 
 
-def _shares(cursor: Cursor, agent_ids: Sequence[int], now: datetime) -> dict[int, list[Share]]:
+def _shares(cursor: Cursor[Any], agent_ids: Sequence[int], now: datetime) -> dict[int, list[Share]]:
     shares = shares_for(cursor, agent_ids, now)
     rates = safe_rate_shares(cursor, agent_ids)
     return {agent_id: [*own, *([rates[agent_id]] if agent_id in rates else [])] for agent_id, own in shares.items()}
 
 
-def _top_up(connection: Connection, agents: Sequence[tuple[int, int]], now: datetime) -> dict[int, list[Exhausted]]:
+def _top_up(
+    connection: Connection[Any], agents: Sequence[tuple[int, int]], now: datetime
+) -> dict[int, list[Exhausted]]:
     """More money for tenants whose leases run low, one short transaction each."""
     exhausted: dict[int, list[Exhausted]] = {}
     with connection.cursor() as cursor:

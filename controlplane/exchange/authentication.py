@@ -53,10 +53,12 @@ def load_agents() -> dict[str, KnownAgent]:
     """Every agent by its UUID."""
     with connection() as held:
         rows = held.execute(_SNAPSHOT_SQL).fetchall()
-    return {
-        row[1]: KnownAgent(*row[:6], bytes(row[6]), bytes(row[7]) if row[7] is not None else None, row[8])
-        for row in rows
-    }
+    return {row[1]: _known(*row) for row in rows}
+
+
+def _known(*row: Any) -> KnownAgent:
+    *facts, key, next_key, epoch = row
+    return KnownAgent(*facts, bytes(key), None if next_key is None else bytes(next_key), epoch)
 
 
 class AgentDirectory:

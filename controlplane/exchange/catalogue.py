@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from threading import Lock
+from typing import Any
 
 import msgspec
 from psycopg import Cursor
@@ -45,7 +46,7 @@ class Catalogue:
         self._cached: dict[str, _Cached] = {}
         self._members: dict[tuple[str, int, int], Members] = {}
 
-    def known(self, cursor: Cursor, revisions: set[tuple[int, int]], *, fresh: bool = False) -> Known:
+    def known(self, cursor: Cursor[Any], revisions: set[tuple[int, int]], *, fresh: bool = False) -> Known:
         """What exists; `revisions` are the (pool id, revision) pairs that will be asked for.
 
         `fresh` asks for a new reading, which is given at most every RELOAD_PAUSE_S.
@@ -68,7 +69,7 @@ class Catalogue:
             self._cached.clear()
             self._members.clear()
 
-    def _read_members(self, cursor: Cursor, name: str, revisions: set[tuple[int, int]]) -> None:
+    def _read_members(self, cursor: Cursor[Any], name: str, revisions: set[tuple[int, int]]) -> None:
         missing = sorted(pair for pair in revisions if (name, *pair) not in self._members and _fits(pair))
         if not missing:
             return
@@ -90,8 +91,8 @@ def _fits(pair: tuple[int, int]) -> bool:
     return 0 < pair[1] < 2**31
 
 
-def _read(cursor: Cursor) -> Known:
-    def rows(sql: str) -> list[tuple]:
+def _read(cursor: Cursor[Any]) -> Known:
+    def rows(sql: str) -> list[tuple[Any, ...]]:
         cursor.execute(sql)
         return cursor.fetchall()
 

@@ -6,15 +6,18 @@ import uuid
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 from psycopg import Cursor
 
 from controlplane.contracts.ingest import is_sound
 from controlplane.exchange.messages import Incoming
+from controlplane.exchange.slot_checking import check_slots, rows_of, sound_keys
 from controlplane.usage.ingest import SetAside, read_slot_minutes
-from controlplane.usage.records import Origin, Records, UnreadableRows, as_rows, to_columns
+from controlplane.usage.records import Origin, Records, RecordTuple, UnreadableRows, as_rows, to_columns
 from controlplane.usage.rollup_keys import group_by
 from controlplane.usage.validation import MINUTE_US, Bounds, Fault, Known, find_faults
 from controlplane.wire.report import DecisionSample, ObjectiveCount, RefusalCount, SlotMeter, SlotUsage
@@ -41,7 +44,7 @@ class Read:
     """The records of a group as columns, and those that no column can hold."""
 
     records: Records
-    unreadable: dict[int, list] = field(default_factory=dict)
+    unreadable: dict[int, list[RecordTuple]] = field(default_factory=dict)
 
     @property
     def revisions(self) -> set[tuple[int, int]]:
@@ -52,7 +55,7 @@ class Read:
 
 def read_records(group: Sequence[Incoming]) -> Read:
     """The records of a group as columns."""
-    batches = [(Origin(i.envelope.agent_id, i.pool_id), i.report.records) for i in group]
+    batches: Batches = [(Origin(i.envelope.agent_id, i.pool_id), i.report.records) for i in group]
     try:
         return Read(to_columns(batches))
     except UnreadableRows as unreadable:
@@ -75,10 +78,15 @@ def check_records(group: Sequence[Incoming], read: Read, known: Known, bounds: B
     return checked
 
 
-def _without(batches: list, drop: set[int]) -> tuple[list, dict[int, list]]:
-    kept, dropped, position = [], defaultdict(list), 0
+Batches = list[tuple[Origin, Sequence[RecordTuple]]]
+
+
+def _without(batches: Batches, drop: set[int]) -> tuple[Batches, dict[int, list[RecordTuple]]]:
+    kept: Batches = []
+    dropped: dict[int, list[RecordTuple]] = defaultdict(list)
+    position = 0
     for at, (origin, rows) in enumerate(batches):
-        good = []
+        good: list[RecordTuple] = []
         for row in rows:
             (dropped[at] if position in drop else good).append(row)
             position += 1
@@ -86,12 +94,12 @@ def _without(batches: list, drop: set[int]) -> tuple[list, dict[int, list]]:
     return kept, dropped
 
 
-def _plain(rows: list) -> dict[str, list]:
+def _plain(rows: Sequence[RecordTuple]) -> dict[str, list[list[str]]]:
     # numbers that fit no column may fit no JSON number either
     return {"records": [[str(value) for value in row] for row in rows]}
 
 
-def _faulty(records: Records, faults: np.ndarray) -> Iterator[tuple[int, Fault, list]]:
+def _faulty(records: Records, faults: NDArray[np.int8]) -> Iterator[tuple[int, Fault, list[list[object]]]]:
     for at in np.unique(records.source[faults != 0]).tolist():
         for fault in np.unique(faults[(records.source == at) & (faults != 0)]).tolist():
             chosen = np.flatnonzero((records.source == at) & (faults == fault)).tolist()
@@ -103,33 +111,44 @@ def _aside(incoming: Incoming, reason: str, payload: object, records: int = 0) -
     return SetAside(envelope.agent_id, envelope.epoch, envelope.seq, reason, payload, records)
 
 
-def check_rest(cursor: Cursor, group: Sequence[Incoming], checked: Checked, known: Known, bounds: Bounds) -> None:
+def check_rest(cursor: Cursor[Any], group: Sequence[Incoming], checked: Checked, known: Known, bounds: Bounds) -> None:
     """Sorts slot minutes, objectives, refusals and samples into what counts and what is set aside."""
-    _check_slots(cursor, group, checked, known, bounds)
+    stored = read_slot_minutes(cursor, sound_keys(group, known, bounds))
     for incoming in group:
-        pool_id = incoming.pool_id
-        bad: dict[str, list] = defaultdict(list)
-        for row in incoming.report.objectives:
-            if row.contract_version_id not in known.contract_versions:
-                bad["unknown_contract"].append(row)
-            elif not is_sound(row) or not bounds.oldest_us <= row.minute_us <= bounds.newest_us:
-                bad["unsound_objective"].append(row)
-            else:
-                checked.objectives.append((pool_id, row))
-        for row in incoming.report.refusals:
-            if row.tenant_id != 0 and row.tenant_id not in known.tenants:
-                bad["unknown_tenant"].append(row)
-            elif not _is_refusal(row, bounds):
-                bad["unsound_refusal"].append(row)
-            else:
-                checked.refusals.append((pool_id, row))
-        for sample in incoming.report.samples:
-            if _is_sample(sample, bounds):
-                checked.samples.append((incoming.envelope.agent_id, pool_id, sample))
-            else:
-                bad["unsound_sample"].append(sample)
-        for reason, rows in bad.items():
-            checked.aside.append(_aside(incoming, reason, msgspec.to_builtins(rows)))
+        bad = check_slots(incoming, stored, known)
+        report = incoming.report
+        checked.slot_usage += [row for row in report.slot_usage if (row.slot_id, row.minute_us) not in bad]
+        checked.slot_meters += [row for row in report.slot_meters if (row.slot_id, row.minute_us) not in bad]
+        for reason in sorted(set(bad.values())):
+            rows = rows_of(report, [key for key, why in bad.items() if why == reason])
+            checked.aside.append(_aside(incoming, f"slot_minute_{reason}", msgspec.to_builtins(rows)))
+        _check_counts(incoming, checked, known, bounds)
+
+
+def _check_counts(incoming: Incoming, checked: Checked, known: Known, bounds: Bounds) -> None:
+    bad: dict[str, list[msgspec.Struct]] = defaultdict(list)
+    agent_id, pool_id = incoming.envelope.agent_id, incoming.pool_id
+    for objective in incoming.report.objectives:
+        if objective.contract_version_id not in known.contract_versions:
+            bad["unknown_contract"].append(objective)
+        elif not is_sound(objective) or not bounds.oldest_us <= objective.minute_us <= bounds.newest_us:
+            bad["unsound_objective"].append(objective)
+        else:
+            checked.objectives.append((pool_id, objective))
+    for refusal in incoming.report.refusals:
+        if refusal.tenant_id != 0 and refusal.tenant_id not in known.tenants:
+            bad["unknown_tenant"].append(refusal)
+        elif not _is_refusal(refusal, bounds):
+            bad["unsound_refusal"].append(refusal)
+        else:
+            checked.refusals.append((pool_id, refusal))
+    for sample in incoming.report.samples:
+        if _is_sample(sample, bounds):
+            checked.samples.append((agent_id, pool_id, sample))
+        else:
+            bad["unsound_sample"].append(sample)
+    for reason, rows in bad.items():
+        checked.aside.append(_aside(incoming, reason, msgspec.to_builtins(rows)))
 
 
 def _is_refusal(row: RefusalCount, bounds: Bounds) -> bool:
@@ -150,55 +169,3 @@ def _is_sample(sample: DecisionSample, bounds: Bounds) -> bool:
     ids = (sample.tenant_id, sample.key_id, sample.class_id)
     sound = all(0 <= number <= _INT4_MAX for number in ids) and 0 <= sample.reason < 2**15
     return sound and len(sample.decision) <= 9 and 0 < sample.at_us <= bounds.newest_us
-
-
-def _check_slots(cursor: Cursor, group: Sequence[Incoming], checked: Checked, known: Known, bounds: Bounds) -> None:
-    keys = {(r.slot_id, r.minute_us) for i in group for r in (*i.report.slot_usage, *i.report.slot_meters)}
-    sound = {key for key in keys if _is_slot_minute(key, bounds) and key[0] in known.slot_pools}
-    stored = read_slot_minutes(cursor, sound)
-    for incoming in group:
-        report = incoming.report
-        added: dict[tuple[int, int], list[int]] = defaultdict(lambda: [0, 0, 0])
-        for usage in report.slot_usage:
-            added[(usage.slot_id, usage.minute_us)][0] += usage.gpu_us
-        for meter in report.slot_meters:
-            sums = added[(meter.slot_id, meter.minute_us)]
-            sums[1] += meter.busy_us
-            sums[2] += meter.observed_us
-        negative = {(u.slot_id, u.minute_us) for u in report.slot_usage if u.gpu_us < 0} | {
-            (m.slot_id, m.minute_us)
-            for m in report.slot_meters
-            if min(m.busy_us, m.observed_us, m.warming_us, m.broken_us) < 0
-        }
-        bad: dict[tuple[int, int], str] = {}
-        for key, sums in added.items():
-            if key not in sound or known.slot_pools[key[0]] != incoming.pool_id:
-                bad[key] = "unknown_slot" if key not in sound else "foreign_slot"
-            elif key in negative:
-                bad[key] = "negative_number"
-            elif any(have + more > MINUTE_US for have, more in zip(stored[key], sums, strict=True)):
-                bad[key] = "over_a_minute"
-        unknown = {
-            (u.slot_id, u.minute_us)
-            for u in report.slot_usage
-            if u.tenant_id not in known.tenants or u.class_id not in known.classes
-        }
-        bad.update(dict.fromkeys(unknown - set(bad), "unknown_tenant"))
-        checked.slot_usage += [row for row in report.slot_usage if (row.slot_id, row.minute_us) not in bad]
-        checked.slot_meters += [row for row in report.slot_meters if (row.slot_id, row.minute_us) not in bad]
-        for reason in sorted(set(bad.values())):
-            rows = [
-                row
-                for row in (*report.slot_usage, *report.slot_meters)
-                if bad.get((row.slot_id, row.minute_us)) == reason
-            ]
-            checked.aside.append(_aside(incoming, f"slot_minute_{reason}", msgspec.to_builtins(rows)))
-
-
-def _is_slot_minute(key: tuple[int, int], bounds: Bounds) -> bool:
-    slot_id, minute_us = key
-    return (
-        0 < slot_id <= _INT4_MAX
-        and minute_us % MINUTE_US == 0
-        and bounds.oldest_us - MINUTE_US <= minute_us <= bounds.newest_us
-    )

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -48,7 +49,7 @@ class Result:
     set_aside: int = 0
 
 
-def commit_group(connection: Connection, group: Sequence[Incoming], now: datetime) -> list[Result]:
+def commit_group(connection: Connection[Any], group: Sequence[Incoming], now: datetime) -> list[Result]:
     """Takes a group of reports in one transaction; (agent, epoch) pairs must differ. All or nothing."""
     with connection.transaction(), connection.cursor() as cursor:
         results = _judged(cursor, group, now)
@@ -63,7 +64,7 @@ def commit_group(connection: Connection, group: Sequence[Incoming], now: datetim
     ]
 
 
-def commit_as_poisoned(connection: Connection, incoming: Incoming, reason: str, now: datetime) -> Result:
+def commit_as_poisoned(connection: Connection[Any], incoming: Incoming, reason: str, now: datetime) -> Result:
     """Takes a report that the database refuses: it goes to quarantine whole, its cursor moves, nothing is lost."""
     with connection.transaction(), connection.cursor() as cursor:
         result = _judged(cursor, [incoming], now)[0]
@@ -79,7 +80,7 @@ def commit_as_poisoned(connection: Connection, incoming: Incoming, reason: str, 
     return Result(Verdict.TAKEN, envelope.seq, records)
 
 
-def _judged(cursor: Cursor, group: Sequence[Incoming], now: datetime) -> list[Result]:
+def _judged(cursor: Cursor[Any], group: Sequence[Incoming], now: datetime) -> list[Result]:
     positions = cursors.lock_positions(cursor, [(i.envelope.agent_id, i.envelope.epoch) for i in group])
     results, repeats = [], []
     for incoming in group:
@@ -109,7 +110,7 @@ def _step(incoming: Incoming, records: int) -> cursors.Step:
     return cursors.Step(envelope.agent_id, envelope.epoch, envelope.seq, envelope.digest, records, incoming.report.seal)
 
 
-def _store(cursor: Cursor, taken: Sequence[Incoming], now: datetime) -> list[int]:
+def _store(cursor: Cursor[Any], taken: Sequence[Incoming], now: datetime) -> list[int]:
     """Writes everything of the taken reports; returns how many records of each were set aside."""
     checked = _check(cursor, taken, now)
     stored = np.bincount(checked.records.source, minlength=len(taken)).tolist()
@@ -129,7 +130,7 @@ def _store(cursor: Cursor, taken: Sequence[Incoming], now: datetime) -> list[int
     return [checked.aside_records.get(at, 0) for at in range(len(taken))]
 
 
-def _check(cursor: Cursor, taken: Sequence[Incoming], now: datetime) -> Checked:
+def _check(cursor: Cursor[Any], taken: Sequence[Incoming], now: datetime) -> Checked:
     bounds = Bounds.at(taken[0].received_us, spool_age_us=settings.SPOOL_AGE_LIMIT_S * 1_000_000)
     read = read_records(taken)
     known = catalogue.known(cursor, read.revisions)
@@ -143,7 +144,7 @@ def _check(cursor: Cursor, taken: Sequence[Incoming], now: datetime) -> Checked:
     return checked
 
 
-def _number_jobs(cursor: Cursor, records: Records) -> None:
+def _number_jobs(cursor: Cursor[Any], records: Records) -> None:
     texts = set(records.jobs)
     texts.discard("")
     if not texts:
@@ -159,7 +160,9 @@ def _number_jobs(cursor: Cursor, records: Records) -> None:
 
 def _job_progress(records: Records) -> list[jobs.Progress]:
     of_jobs = np.flatnonzero(records.job_ids).tolist()
-    completed, failed, gpu = defaultdict(int), defaultdict(int), defaultdict(int)
+    completed: dict[int, int] = defaultdict(int)
+    failed: dict[int, int] = defaultdict(int)
+    gpu: dict[int, int] = defaultdict(int)
     first: dict[int, int] = {}
     outcomes, statuses = records.column("outcome"), records.column("status")
     for at in of_jobs:
@@ -178,7 +181,7 @@ def _job_progress(records: Records) -> list[jobs.Progress]:
     ]
 
 
-def _note_agents(cursor: Cursor, taken: Sequence[Incoming], now: datetime) -> None:
+def _note_agents(cursor: Cursor[Any], taken: Sequence[Incoming], now: datetime) -> None:
     present = [incoming for incoming in taken if incoming.envelope.epoch == incoming.envelope.sender_epoch]
     note_live(cursor, [_live_row(incoming) for incoming in present], now)
     note_demand(cursor, [DemandRow(i.envelope.agent_id, i.pool_id, i.report.demand) for i in present], now)
@@ -210,15 +213,14 @@ def _live_row(incoming: Incoming) -> LiveRow:
     )
 
 
-def _settle(cursor: Cursor, taken: Sequence[Incoming], records: Records, now: datetime) -> None:
+def _settle(cursor: Cursor[Any], taken: Sequence[Incoming], records: Records, now: datetime) -> None:
     reports = [
         budgets.SpendReport(i.envelope.agent_id, i.report.sent_us, i.report.spends) for i in taken if i.report.spends
     ]
-    overspent = budgets.settle(cursor, reports, now)
+    sealed = [(i.envelope.agent_id, i.envelope.epoch) for i in taken if i.report.seal]
+    overspent = budgets.settle(cursor, reports, now, sealed)
     if overspent:
         ingest.quarantine(cursor, [_overspent_aside(row, taken) for row in overspent], now)
-    sealed = [(i.envelope.agent_id, i.envelope.epoch) for i in taken if i.report.seal]
-    budgets.close_epochs(cursor, sealed, now)
     budgets.settle_soft(cursor, ingest.charges_by_tenant(records, US_PER_QUARTER))
 
 

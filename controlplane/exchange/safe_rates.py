@@ -25,7 +25,7 @@ GROUP BY a.id, c.id, p.safe_rate
 """
 
 
-def safe_rate_shares(cursor: Cursor, agent_ids: Sequence[int]) -> dict[int, Share]:
+def safe_rate_shares(cursor: Cursor[Any], agent_ids: Sequence[int]) -> dict[int, Share]:
     """Agent id -> its share of the interactive class's safe rate; agents of pools without a table are missing."""
     cursor.execute(_SQL, (list(agent_ids),))
     return {

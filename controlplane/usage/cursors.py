@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
+from typing import Any
 
 from psycopg import Cursor
 
@@ -65,7 +66,7 @@ def judge(position: Position | None, envelope: Envelope) -> Verdict:
     return Verdict.TAKEN if envelope.seq == position.last_seq + 1 else Verdict.EXPECTED
 
 
-def lock_positions(cursor: Cursor, keys: Sequence[tuple[int, int]]) -> dict[tuple[int, int], Position]:
+def lock_positions(cursor: Cursor[Any], keys: Sequence[tuple[int, int]]) -> dict[tuple[int, int], Position]:
     """Locks the cursors of (agent id, epoch) pairs in order, and reads them."""
     cursor.execute(
         """
@@ -97,7 +98,7 @@ class CursorMoved(Exception):
     """A cursor was not where it was when it was locked: the transaction must not commit."""
 
 
-def advance(cursor: Cursor, steps: Sequence[Step], now: datetime) -> None:
+def advance(cursor: Cursor[Any], steps: Sequence[Step], now: datetime) -> None:
     """Moves the cursors of taken reports. Raises CursorMoved when one is not at seq - 1."""
     cursor.execute(
         """
@@ -124,7 +125,7 @@ def advance(cursor: Cursor, steps: Sequence[Step], now: datetime) -> None:
         raise CursorMoved(f"{len(steps) - cursor.rowcount} cursors moved under their lock")
 
 
-def count_repeats(cursor: Cursor, keys: Sequence[tuple[int, int]]) -> None:
+def count_repeats(cursor: Cursor[Any], keys: Sequence[tuple[int, int]]) -> None:
     """Counts reports that were sent again."""
     cursor.execute(
         """
@@ -136,7 +137,7 @@ def count_repeats(cursor: Cursor, keys: Sequence[tuple[int, int]]) -> None:
     )
 
 
-def keep_conflict(cursor: Cursor, row: SetAside, digest: str, now: datetime) -> None:
+def keep_conflict(cursor: Cursor[Any], row: SetAside, digest: str, now: datetime) -> None:
     """Keeps a report that contradicts one that was taken, once per content."""
     cursor.execute(
         "SELECT 1 FROM usage_quarantine WHERE agent_id = %s AND epoch = %s AND seq = %s AND reason = %s"

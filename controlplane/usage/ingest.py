@@ -57,7 +57,7 @@ def roll_up(records: Records) -> RollupRows:
     return RollupRows(groups, sums, blobs)
 
 
-def store_records(cursor: Cursor, records: Records, now: datetime) -> None:
+def store_records(cursor: Cursor[Any], records: Records, now: datetime) -> None:
     """COPYs the records and one delta per rollup key. They must have passed `validation.find_faults`."""
     if not len(records):
         return
@@ -112,12 +112,12 @@ ON CONFLICT (request_id) DO NOTHING
 """
 
 
-def _execute_columns(cursor: Cursor, sql: str, rows: Sequence[Sequence[Any]]) -> None:
+def _execute_columns(cursor: Cursor[Any], sql: str, rows: Sequence[Sequence[Any]]) -> None:
     if rows:
         cursor.execute(sql, [list(column) for column in zip(*rows, strict=True)])
 
 
-def add_slot_usage(cursor: Cursor, rows: Iterable[SlotUsage]) -> None:
+def add_slot_usage(cursor: Cursor[Any], rows: Iterable[SlotUsage]) -> None:
     """Adds GPU time by slot, minute, tenant and class."""
     added: dict[tuple[int, int, int, int, bool], int] = defaultdict(int)
     for row in rows:
@@ -129,7 +129,7 @@ def add_slot_usage(cursor: Cursor, rows: Iterable[SlotUsage]) -> None:
     )
 
 
-def add_slot_meters(cursor: Cursor, rows: Iterable[SlotMeter]) -> None:
+def add_slot_meters(cursor: Cursor[Any], rows: Iterable[SlotMeter]) -> None:
     """Adds what the meters saw by slot and minute."""
     added: dict[tuple[int, int], list[int]] = {}
     for row in rows:
@@ -139,7 +139,9 @@ def add_slot_meters(cursor: Cursor, rows: Iterable[SlotMeter]) -> None:
     _execute_columns(cursor, _SLOT_METER_SQL, [(k[1], from_us(k[0]), *sums) for k, sums in sorted(added.items())])
 
 
-def read_slot_minutes(cursor: Cursor, keys: Iterable[tuple[int, int]]) -> dict[tuple[int, int], tuple[int, int, int]]:
+def read_slot_minutes(
+    cursor: Cursor[Any], keys: Iterable[tuple[int, int]]
+) -> dict[tuple[int, int], tuple[int, int, int]]:
     """(slot id, minute in Unix us) -> (attributed, busy, observed) microseconds stored so far."""
     wanted = sorted(set(keys))
     if not wanted:
@@ -158,7 +160,7 @@ def read_slot_minutes(cursor: Cursor, keys: Iterable[tuple[int, int]]) -> dict[t
     return {(slot, to_us(minute)): (gpu, busy, observed) for slot, minute, gpu, busy, observed in cursor.fetchall()}
 
 
-def add_refusals(cursor: Cursor, rows: Iterable[tuple[int, RefusalCount]]) -> None:
+def add_refusals(cursor: Cursor[Any], rows: Iterable[tuple[int, RefusalCount]]) -> None:
     """Adds refusal counts; rows are (pool id, count)."""
     added: dict[tuple[int, int, int, int, int], int] = defaultdict(int)
     for pool_id, row in rows:
@@ -166,7 +168,7 @@ def add_refusals(cursor: Cursor, rows: Iterable[tuple[int, RefusalCount]]) -> No
     _execute_columns(cursor, _REFUSAL_SQL, [(from_us(k[0]), *k[1:], count) for k, count in sorted(added.items())])
 
 
-def store_samples(cursor: Cursor, rows: Iterable[tuple[int, int, DecisionSample]]) -> None:
+def store_samples(cursor: Cursor[Any], rows: Iterable[tuple[int, int, DecisionSample]]) -> None:
     """Keeps admission decisions in full; rows are (agent id, pool id, sample). A sample that is there stays."""
     made = [
         (
@@ -196,7 +198,7 @@ def _storable(document: Any) -> str:
     return json.dumps(document).replace("\\u0000", "\\ufffd")
 
 
-def quarantine(cursor: Cursor, rows: Sequence[SetAside], now: datetime) -> None:
+def quarantine(cursor: Cursor[Any], rows: Sequence[SetAside], now: datetime) -> None:
     """Keeps what cannot be counted, with its reason."""
     cursor.executemany(
         "INSERT INTO usage_quarantine (at, agent_id, epoch, seq, reason, payload, records)"

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from datetime import UTC, date, datetime, timedelta
 from threading import Lock
+from typing import Any
 
 from psycopg import Cursor
 
@@ -18,7 +19,7 @@ def days_ahead(now: datetime, days: int = DAYS_AHEAD) -> list[date]:
     return [today + timedelta(days=ahead) for ahead in range(days + 1)]
 
 
-def create_days(cursor: Cursor, days: Iterable[date]) -> list[date]:
+def create_days(cursor: Cursor[Any], days: Iterable[date]) -> list[date]:
     """Creates the partitions that are missing and returns their days; those that exist are left alone."""
     created = []
     for day in days:
@@ -29,7 +30,7 @@ def create_days(cursor: Cursor, days: Iterable[date]) -> list[date]:
     return created
 
 
-def ensure_day(cursor: Cursor, now: datetime) -> None:
+def ensure_day(cursor: Cursor[Any], now: datetime) -> None:
     """Makes sure that the partition for records received now exists; asks the database once a day and process.
 
     Call it before the transaction that writes the records, so that a rollback cannot take a known partition away.

@@ -80,7 +80,7 @@ def _fold_batch(now: datetime) -> int:
         return len(deltas)
 
 
-def _add_to_levels(cursor: Any, deltas: Sequence[tuple], zone: ZoneInfo) -> None:
+def _add_to_levels(cursor: Any, deltas: Sequence[tuple[Any, ...]], zone: ZoneInfo) -> None:
     minutes = np.array([to_us(row[0]) for row in deltas], dtype=np.int64)
     quarters = minutes - minutes % US_PER_QUARTER
     days = np.array([local_day(zone, quarter).toordinal() for quarter in quarters.tolist()], dtype=np.int64)
@@ -117,7 +117,7 @@ def _add(cursor: Any, level: Level, times: Ints, keys: Ints, sums: Ints, blobs: 
     )
 
 
-def _stored_stages(cursor: Any, level: Level, values: Sequence[list]) -> dict[int, bytes]:
+def _stored_stages(cursor: Any, level: Level, values: Sequence[list[Any]]) -> dict[int, bytes]:
     """Position in `values` -> the sketch that the level has for that key."""
     names = (level.column, *KEY_COLUMNS)
     columns = ", ".join(f"%s::{kind}[]" for kind in (level.kind, *KEY_TYPES))

@@ -8,6 +8,7 @@ records are sketched and many blobs merged in one pass of numpy; the rules are t
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -118,10 +119,10 @@ def merge_groups(group: Ints, groups: int, blobs: Sequence[bytes]) -> list[bytes
     for number, blob in zip(group.tolist(), blobs, strict=True):
         if not blob:
             continue
-        counts, packed, stack = _split(bytes(blob))
+        lengths, packed, stack = _split(bytes(blob))
         entries.append(packed)
         rows.append(stack)
-        slots.append(np.repeat(np.arange(width) + number * width, counts))
+        slots.append(np.repeat(np.arange(width) + number * width, lengths))
         stack_groups.append(np.full(len(stack) // _ROW.itemsize, number))
     if not slots:
         return [EMPTY] * groups
@@ -165,7 +166,7 @@ def _sum_entries(slot: Ints, groups: int, codes: Ints, counts: Ints | None) -> t
     return np.bincount(distinct // _SPAN, minlength=groups * width).reshape(groups, width), entries
 
 
-def _sum_by_key(key: Ints, counts: Ints | None, size: int) -> tuple[Ints, Ints]:
+def _sum_by_key(key: NDArray[Any], counts: Ints | None, size: int) -> tuple[Ints, Ints]:
     if size <= 8 * len(key) + 65_536:
         dense = np.bincount(key, weights=counts, minlength=size)
         distinct = np.flatnonzero(dense)

@@ -79,7 +79,7 @@ LIMIT 1000
 def _coarse_differences() -> Iterator[Difference]:
     """Quarters and days that are not the sums of their minutes."""
     zone = Installation.objects.filter(pk=1).values_list("billing_zone", flat=True).first() or "UTC"
-    cuts = (
+    cuts: tuple[tuple[str, str, str, list[str]], ...] = (
         ("usage_rollupquarter", "quarter", "date_bin('15 minutes', minute, 'epoch'::timestamptz)", []),
         ("usage_rollupday", "day", "(minute AT TIME ZONE %s)::date", [zone]),
     )

@@ -108,7 +108,7 @@ def test_a_silent_agents_lease_stays_counted_until_its_epoch_is_sealed(budget, i
     in_transaction(settle, [spend(lease, 100)], noon)
     later = noon + timedelta(hours=5)
     assert in_transaction(acquire, asking(budget.child, 700, agent=2), later).lease is None
-    assert in_transaction(close_epochs, [(1, 1)], later) == 1
+    in_transaction(close_epochs, [(1, 1)], later)
     assert (window(row).settled_nanos, window(row).leased_nanos) == (100, 0)
     assert in_transaction(acquire, asking(budget.child, 700, agent=2), later).lease is not None
 
