@@ -1,8 +1,8 @@
 """Contracts judged from the exact counts of `objective_minute`: window, error budget, burn and absence alerts.
 
-Sums are made in the database, one row per contract and span, so that a tick costs one statement whatever the number of
-contracts. A request that is still running is not judged yet: for `SETTLING` it leaves every population, after that it is
-bad like everything that is neither good nor neutral.
+Sums are made in the database, one row per contract and span, so that a tick costs one statement whatever the number
+of contracts. A request that is still running is not judged yet: for `SETTLING` it leaves every population, after that
+it is bad like everything that is neither good nor neutral.
 """
 
 from __future__ import annotations
@@ -308,7 +308,7 @@ def evaluate_range(contract: Contract, version: ContractVersion, since: datetime
 
 
 def as_json(evaluation: Evaluation) -> dict[str, Any]:
-    """What `manage.py slo` prints and REST answers: the three populations side by side, and every outcome beside them."""
+    """What `manage.py slo` prints and REST answers: three populations side by side, and every other outcome."""
     result, version = evaluation.result, evaluation.version
     return {
         "contract": evaluation.contract.slug,

@@ -1,4 +1,4 @@
-"""Why a slot is lent, draining or home: every check with its value now, its limit, what it was at the loan, and its use.
+"""Why a slot is lent, draining or home: every check with its value now, its limit, its value at the loan, its use.
 
 The checks of now are computed by the controller's own decision function from the newest sample of the pool.
 """
@@ -12,6 +12,7 @@ from typing import Any
 from controlplane.core.flex import decide
 from controlplane.flex.evidence import checks_as_json, read_snapshot
 from controlplane.flex.wording import CHECKS
+from controlplane.web.numerals import DASH, fixed
 
 US = 1_000_000
 _SIGNS = {"under": "<", "at least": "≥", "more than": ">", "at most": "≤", "": ""}
@@ -32,16 +33,16 @@ def checks_now(sample_figures: Mapping[str, Any], limits: Mapping[str, Any]) -> 
 def show(value: Any, unit: str) -> str:
     """A check's value for people; None is a dash."""
     if value is None:
-        return "—"
+        return DASH
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, str):
         return {"infinite": "∞", "-infinite": "missed"}.get(value, value)
     if unit == "ms":
-        return f"{value / 1000:,.0f}"
+        return fixed(value / 1_000, 0)
     if unit == "s":
-        return f"{value / US:,.1f}" if abs(value) < 10 * US else f"{value / US:,.0f}"
-    return f"{value:,.0f}" if unit == "n" else f"{value:.2f}"
+        return fixed(value / US, 1 if abs(value) < 10 * US else 0)
+    return fixed(value, 0 if unit == "n" else 2)
 
 
 def table(

@@ -1,4 +1,4 @@
-"""Frames: one state per topic and tick, published as a snapshot kept in Redis and a shallow delta on the topic's channel.
+"""Frames: one state per topic and tick, published as a snapshot kept in Redis and a shallow delta on its channel.
 
 `{"type": "snapshot"|"delta", "topic", "epoch", "seq", "at", "data"}`. `seq` grows by one per topic within an epoch; a
 publisher that starts afresh has another epoch. `fb:last:<topic>` always holds the snapshot of the newest seq, written

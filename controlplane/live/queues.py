@@ -1,7 +1,7 @@
 """Queue rows by class and tenant from the agents' last words, and Little's law as a light beside them. Pure.
 
-Only agents that were heard lately count. When some are silent the sums are of the others and say so; when all are, every
-figure is unknown.
+Only agents that were heard lately count. When some are silent the sums are of the others and say so; when all are,
+every figure is unknown.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def _light(own: Presence) -> dict[str, str]:
 
 def _unknown() -> dict[str, Any]:
     names = ("depth", "oldest_us", "running", "arrivals", "departures", "present", "expected", "p95_us", "refused")
-    return {name: None for name in names} | {
+    return dict.fromkeys(names) | {
         "light": "unknown", "light_word": "Unknown", "head": "", "head_why": "", "head_url": "", "css": "stale",
     }  # fmt: skip
 

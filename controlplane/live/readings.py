@@ -1,4 +1,4 @@
-"""Everything that a tick of frames needs, read once for all pools: the same number of statements for one pool or many."""
+"""Everything that a tick of frames needs, read once for all pools: as many statements for one pool as for many."""
 
 from __future__ import annotations
 

@@ -213,9 +213,10 @@ def _sentence(records: list[UsageRecord], rows: list[Row], total_us: int | None,
         return "Admitted. Its record has not arrived yet: it comes with a report of its agent after it ended."
     known = [row for row in rows if row.us is not None]
     worst = max(known, key=lambda row: row.us or 0)
-    text = f"{worst.name} took {(worst.us or 0) / 1000:,.1f} ms, {(worst.us or 0) / total_us * 100:.0f} % of its {total_us / 1000:,.1f} ms"
+    own_us = worst.us or 0
+    text = f"{worst.name} took {own_us / 1000:,.1f} ms, {own_us / total_us:.0%} of its {total_us / 1000:,.1f} ms"
     if len(records) > 1:
-        text += f"; {len(records) - 1} attempt{'s' if len(records) > 2 else ''} before the last did not count"
+        text += f"; {len(records) - 1} attempt{'s' if len(records) > 2 else ''} failed before the last"
     return text + "."
 
 

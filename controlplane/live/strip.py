@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from controlplane.flex.wording import REASONS
+from controlplane.web.numerals import fixed
 
 WINDOW = timedelta(minutes=60)
 MINUTE = timedelta(minutes=1)
@@ -238,7 +239,9 @@ def number(value: Any) -> str:
     """A ratio for a sentence; infinite words stay words."""
     if value is None:
         return "not known"
-    return str(value).replace("-infinite", "missed") if isinstance(value, str) else f"{value:.2f}"
+    if isinstance(value, str):
+        return {"infinite": "without end", "-infinite": "missed"}.get(value, value)
+    return fixed(value, 2)
 
 
 def ms(value: Any) -> str:

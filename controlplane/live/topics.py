@@ -210,7 +210,7 @@ def _burn_figure(reading: Reading, contracts: list[dict[str, Any]]) -> dict[str,
         return None
     series = [
         figures.Series(
-            row["name"],
+            row["key"],
             [None if burn is None else round(burn, 2) for _, burn in points],
             "var(--bad-edge)" if row["grade"] == "bad" else "",
         )

@@ -7,6 +7,7 @@ import redis
 from django.conf import settings
 from django.db import connection
 
+from controlplane.embedded.binaries import find_valkey
 from controlplane.live.frames import LAST_PREFIX
 from controlplane.usage.partitions import create_days, days_ahead
 from tests.live import scene as scenes
@@ -34,3 +35,8 @@ def frames_redis():
     for key in client.scan_iter(LAST_PREFIX + "*"):
         client.delete(key)
     client.close()
+
+
+@pytest.fixture(scope="session")
+def valkey_binary() -> str:
+    return str(find_valkey())

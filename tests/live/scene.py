@@ -1,4 +1,4 @@
-"""A fleet with something to see: one pool that burns, one that is silent, with reports, rollups, decisions and records."""
+"""A fleet with something to see: one pool that burns, one that is silent, with reports, rollups and decisions."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def build(now: datetime) -> Scene:
     contract, version = contract_row("chat-ttft", chat, now, name="chat · TTFT")
     scene = Scene(pool, silent, agents, slots, chat, bulk, acme, globex, contract, version, uuid.uuid4(), uuid.uuid4())
     _contracts(scene, embed, now)
-    _reports(scene, now)
+    _reports(scene, embed, now)
     _band(scene, now)
     _stages(scene, now)
     _requests(scene, now)
@@ -174,11 +174,12 @@ def _contracts(scene: Scene, embed: WorkloadClass, now: datetime) -> None:
         )  # fmt: skip
 
 
-def _reports(scene: Scene, now: datetime) -> None:
+def _reports(scene: Scene, embed: WorkloadClass, now: datetime) -> None:
     say(scene.agents[0], now - timedelta(seconds=1), chat_figures(scene, now, head=scene.request_id))
     empty = LiveFigures(at_us=to_us(now), slots=[], classes=[class_live(scene.chat)], tenants=[])
     say(scene.agents[1], now - timedelta(milliseconds=700), empty)
-    say(scene.agents[2], now - timedelta(seconds=112), empty)
+    embedding = LiveFigures(at_us=to_us(now), slots=[], classes=[class_live(embed, depth=3)], tenants=[])
+    say(scene.agents[2], now - timedelta(seconds=112), embedding)
 
 
 def snapshot(scene: Scene, now: datetime, *, p95_ms: int, hours: float, lent: tuple[str, ...] = ()) -> FlexSnapshot:
@@ -287,8 +288,9 @@ def rollup(pool: Pool, klass: WorkloadClass, tenant: Tenant, minute: datetime, t
         sketch.histograms["ttft"].record(sum(stages[:5]))
     RollupDelta.objects.create(
         minute=minute, pool_id=pool.pk, tenant_id=tenant.pk, class_id=klass.pk, model_id=pool.model_id, rate_version=0,
-        outcome=Outcome.COMPLETED.code, requests=len(times), prompt_tokens=0, cached_tokens=0, output_tokens=0, gpu_us=0,
-        charge_prompt_nanos=0, charge_cached_nanos=0, charge_output_nanos=0, charge_gpu_nanos=0, stages=sketch.to_bytes(),
+        outcome=Outcome.COMPLETED.code, requests=len(times), prompt_tokens=0, cached_tokens=0, output_tokens=0,
+        gpu_us=0, charge_prompt_nanos=0, charge_cached_nanos=0, charge_output_nanos=0, charge_gpu_nanos=0,
+        stages=sketch.to_bytes(),
     )  # fmt: skip
 
 
@@ -351,8 +353,8 @@ def _requests(scene: Scene, now: datetime) -> None:
     )
     for number in range(12):
         ended = now - timedelta(seconds=20 + 7 * number)
-        record(scene, uuid.uuid4(), ended, outcome=Outcome.COMPLETED, queue_us=20_000 * (number + 1), decode_us=2_000_000,
-               tenant=scene.acme if number % 2 else scene.globex)  # fmt: skip
+        record(scene, uuid.uuid4(), ended, outcome=Outcome.COMPLETED, queue_us=20_000 * (number + 1),
+               decode_us=2_000_000, tenant=scene.acme if number % 2 else scene.globex)  # fmt: skip
     DecisionSample.objects.create(
         request_id=scene.refused_id, at=now - timedelta(seconds=30), agent_id=scene.agents[0].pk, pool_id=scene.pool.pk,
         tenant_id=scene.globex.pk, key_id=1, class_id=scene.chat.pk, decision="reject", reason=Reason.RATE_LIMIT.code,

@@ -1,15 +1,9 @@
 """Live pages: first paint from rows alone, empty, stale and lost states, roles and the doors to requests."""
 
-import uuid
-from datetime import timedelta
-
 import pytest
 from django.urls import reverse
 
-from controlplane.fleet.models import AgentLive
-from controlplane.flex.models import PoolSample
 from tests import factories
-from tests.live import scene as scenes
 
 pytestmark = pytest.mark.django_db
 

@@ -67,7 +67,7 @@ class Command(BaseCommand):
         if "minutes_out_of_range" in said:
             self.stdout.write(
                 f"  {said['minutes_in_range']} minutes in range, {said['minutes_out_of_range']} out of range"
-                f" ({said['offered_out_of_range']} requests), {said['neutral']} neutral, {said['running']} still running"
+                f" ({said['offered_out_of_range']} requests), {said['neutral']} neutral, {said['running']} running"
             )
         else:
             self.stdout.write(
