@@ -35,6 +35,8 @@ ADMIN = Actor(id=None, name="ada", role="admin")
 @pytest.fixture(autouse=True)
 def signing_keys(settings, tmp_path):
     settings.SIGNING_KEY_DIR = tmp_path / "keys"
+    # Signing in is not what these tests are about, and a slow hash for eight people each time is.
+    settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
     return settings.SIGNING_KEY_DIR
 
 
