@@ -7,6 +7,7 @@ Fields at their default are left out, so that a sample of one second stays small
 import math
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
@@ -80,11 +81,16 @@ def _read_slot(said: Mapping[str, Any]) -> FlexSlot:
 def _given(record: Any) -> dict[str, Any]:
     """Fields that differ from their default; those without a default always."""
     said = {}
-    for field in fields(record):
-        value = getattr(record, field.name)
-        if field.default is MISSING or value != field.default:
-            said[field.name] = value
+    for name, default in _defaults(type(record)):
+        value = getattr(record, name)
+        if default is MISSING or value != default:
+            said[name] = value
     return said
+
+
+@lru_cache(maxsize=16)
+def _defaults(record: type) -> tuple[tuple[str, Any], ...]:
+    return tuple((field.name, field.default) for field in fields(record))
 
 
 def checks_as_json(decision: FlexDecision) -> list[dict[str, Any]]:

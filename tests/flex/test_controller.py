@@ -8,10 +8,13 @@ import pytest
 
 from controlplane.audit.actors import Actor
 from controlplane.contracts.models import WorkloadClass
+from controlplane.core.period import to_us
 from controlplane.fleet.models import Pool, SlotInterval
-from controlplane.flex import actions, queries
+from controlplane.flex import actions, queries, telemetry
+from controlplane.flex.leadership import Shard
 from controlplane.flex.models import Decision, Lend, PoolSample, Trip
 from controlplane.jobs.models import Job
+from controlplane.jobs.queries import backlog
 from tests.flex.conftest import Band, SaidSlot, add_job
 
 ONCALL = Actor(id=None, name="ona", role="oncall")
@@ -298,3 +301,14 @@ def test_another_isolation_never_lends_and_brings_home_what_is_lent(busy: Band):
     assert busy.grant("f1").reason == "manual"
     busy.step(20)
     assert busy.count("lent") == 0
+
+
+def test_the_backlog_is_that_of_the_jobs_page(busy: Band):
+    add_job(busy, gpu_s=500, due_in=None)
+    add_job(busy, gpu_s=100, due_in=timedelta(minutes=-10))
+    add_job(busy, gpu_s=100, due_in=timedelta(hours=-2))
+    busy.report()
+    reading = telemetry.read(Shard(), busy.now).pools[busy.pool.pk]
+    seen = sorted((job.remaining_gpu_us, job.deadline_us or 0) for job in reading.jobs)
+    told = sorted((us, to_us(at) if at else 0) for us, at in backlog(busy.pool.pk, busy.now))
+    assert seen == told and len(seen) == 3

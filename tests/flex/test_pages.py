@@ -83,6 +83,10 @@ def test_a_recall_of_a_slot_at_home_says_so(busy: Band, people):
 def test_rest_lists_and_acts(busy: Band, people):
     busy.until_lent()
     viewer, oncall = people["viewer"], people["oncall"]
+
+    def post(client, url: str, body: dict):
+        return client.post(url, body, content_type="application/json")
+
     decisions = viewer.get("/api/v1/flex/decisions/", {"pool": busy.pool.slug, "acts": "true"}).json()["results"]
     assert [row["actions"][0]["kind"] for row in decisions] == ["lend"]
     detail = viewer.get(f"/api/v1/flex/decisions/{decisions[0]['id']}/").json()
@@ -90,15 +94,13 @@ def test_rest_lists_and_acts(busy: Band, people):
     slots = viewer.get("/api/v1/flex/slots/", {"pool": busy.pool.slug}).json()["results"]
     assert [(row["name"], row["state"], row["fence"]) for row in slots] == [("f1", "lent", 1), ("f2", "home", 0)]
     slot_url = f"/api/v1/flex/slots/{slots[0]['id']}/"
-    assert viewer.post(f"{slot_url}recall/", {"reason": "x"}).status_code == 403
-    assert oncall.post(f"{slot_url}recall/", {}).status_code == 400
-    assert oncall.post(f"{slot_url}recall/", {"reason": "x"}).json()["manual_recall"] is True
-    refused = oncall.post(f"/api/v1/flex/slots/{slots[1]['id']}/recall/", {"reason": "x"})
+    assert post(viewer, f"{slot_url}recall/", {"reason": "x"}).status_code == 403
+    assert post(oncall, f"{slot_url}recall/", {}).status_code == 400
+    assert post(oncall, f"{slot_url}recall/", {"reason": "x"}).json()["manual_recall"] is True
+    refused = post(oncall, f"/api/v1/flex/slots/{slots[1]['id']}/recall/", {"reason": "x"})
     assert refused.status_code == 400 and "not lent" in str(refused.json())
-    frozen = oncall.post(f"{slot_url}freeze/", {"reason": "x", "minutes": 5}).json()
-    assert frozen["frozen_by"] == "oncall"
-    pool_url = f"/api/v1/flex/pools/{busy.pool.slug}/"
-    thawed = oncall.post(f"{pool_url}freeze/", {"reason": "x", "frozen": False}, content_type="application/json")
+    assert post(oncall, f"{slot_url}freeze/", {"reason": "x", "minutes": 5}).json()["frozen_by"] == "oncall"
+    thawed = post(oncall, f"/api/v1/flex/pools/{busy.pool.slug}/freeze/", {"reason": "x", "frozen": False})
     assert thawed.json()["frozen_since"] is None
     assert people["tenant"].get("/api/v1/flex/decisions/").status_code == 403
 

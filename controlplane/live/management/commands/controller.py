@@ -15,6 +15,7 @@ from django.core.management.base import BaseCommand, CommandError
 from django.db import DatabaseError, InterfaceError, OperationalError, connection
 
 from controlplane.flex.controller import Controller, Tick
+from controlplane.live.burn_freeze import BurnWatch
 from controlplane.live.frames import publish_all
 from controlplane.policy import live_list
 from controlplane.policy.signing import ensure_keys
@@ -66,6 +67,7 @@ class Loop:
         self._controller = controller
         self._say = say
         self._led: bool | None = None
+        self._watch = BurnWatch()
         self._keys_made = False
         self._swept_at = 0.0
         self._failures: dict[str, tuple[str, int]] = {}
@@ -88,6 +90,7 @@ class Loop:
         self._tell(tick)
         if tick.leads and tick.now is not None:
             self._guarded("live list", partial(self._sign, tick.now))
+            self._guarded("burn watch", partial(self._watch.look, tick.now))
             self._guarded("frames", partial(publish_all, tick.now))
 
     def _tell(self, tick: Tick) -> None:

@@ -1,0 +1,234 @@
+"""One tick of many pools, durable decisions and all, beside a loop that does the same through the ORM pool by pool.
+
+    DATABASE_URL=postgresql://... python benchmarks/controller.py [--pools 1000] [--ticks 10]
+
+Makes its own database beside the one of DATABASE_URL and drops it afterwards. Both sides read, decide and write the
+same: each pool has eight slots on one agent with a fresh report of 40 wait buckets and a job; every tick writes a
+decision row for every pool (the worst tick, on which all pools act or a minute begins), a sample and renewed grants.
+Prints one JSON line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import time
+from datetime import timedelta
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.config.settings")
+os.environ.setdefault("FLEXBAND_SECRET_KEY", "benchmark")
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--pools", type=int, default=1_000)
+    options.add_argument("--ticks", type=int, default=10)
+    options.add_argument("--peer-ticks", type=int, default=2)
+    given = options.parse_args()
+
+    import django
+
+    django.setup()
+    from django.db import connection
+    from django.test.utils import setup_databases, teardown_databases
+
+    made = setup_databases(verbosity=0, interactive=False)
+    try:
+        now = build(given.pools)
+        with connection.cursor() as cursor:
+            cursor.execute("ANALYZE")
+            cursor.execute("SHOW fsync")
+            fsync = cursor.fetchone()[0]
+        quiet_ms, full_ms, parts = ours(now, given.ticks)
+        peer_ms = peer(now, given.peer_ticks)
+        print(
+            json.dumps(
+                {
+                    "pools": given.pools,
+                    "fsync": fsync,
+                    "tick_ms_median": round(statistics.median(quiet_ms), 1),
+                    "tick_all_decisions_ms_median": round(statistics.median(full_ms), 1),
+                    "parts_ms": parts,
+                    "orm_loop_all_decisions_ms_median": round(statistics.median(peer_ms), 1),
+                    "ratio": round(statistics.median(peer_ms) / statistics.median(full_ms), 1),
+                }
+            )
+        )
+    finally:
+        teardown_databases(made, verbosity=0)
+
+
+def build(pools: int):
+    """Rows of the fleet; returns the instant of its reports."""
+    from controlplane.contracts.models import WorkloadClass
+    from controlplane.fleet.models import Agent, AgentLive, Pool, ServedModel, Slot, SlotTenure
+    from controlplane.flex.telemetry import database_now
+    from controlplane.jobs.models import Job
+    from controlplane.tenants.models import Installation, Tenant
+
+    now = database_now()
+    Installation.objects.create(pk=1, name="benchmark")
+    times = {"created_at": now, "updated_at": now}
+    chat = WorkloadClass.objects.create(slug="chat", name="chat", kind="interactive", **times)
+    bulk = WorkloadClass.objects.create(slug="bulk", name="bulk", kind="batch", retry_safe=True, **times)
+    tenant = Tenant.objects.create(slug="acme", name="acme", **times)
+    model = ServedModel.objects.create(name="m")
+    rows = Pool.objects.bulk_create(
+        Pool(
+            slug=f"p{n}", name=f"p{n}", model=model, gpu_type="H100", interactive_class="chat", batch_class="bulk",
+            safe_rate={"entries": {"4": 16.0, "5": 20.0, "6": 24.0}}, lend_hold_s=2, decision_interval_s=1, **times,
+        )
+        for n in range(pools)
+    )  # fmt: skip
+    agents = Agent.objects.bulk_create(
+        Agent(name=f"a{pool.pk}", pool=pool, state="active", public_key=b"\0" * 32, enrolled_at=now) for pool in rows
+    )
+    bands = ["interactive"] * 4 + ["batch"] * 2 + ["flex"] * 2
+    slots = Slot.objects.bulk_create(
+        Slot(pool=pool, agent=agent, name=f"s{at}", band=band)
+        for pool, agent in zip(rows, agents, strict=True)
+        for at, band in enumerate(bands)
+    )
+    SlotTenure.objects.bulk_create(SlotTenure(slot=slot, started_at=now - timedelta(minutes=1)) for slot in slots)
+    by_agent: dict[int, list[Slot]] = {}
+    for slot in slots:
+        by_agent.setdefault(slot.agent_id, []).append(slot)
+    AgentLive.objects.bulk_create(
+        AgentLive(agent=agent, epoch=1, seq=1, reported_at=now, figures=figures(by_agent[agent.pk], chat.pk))
+        for agent in agents
+    )
+    Job.objects.bulk_create(
+        Job(
+            tenant=tenant, workload_class=bulk, pool=pool, items=64_000, prompt_tokens=1_000,
+            expected_output_tokens=200, created_by="benchmark", created_at=now, deadline=now + timedelta(hours=4),
+        )
+        for pool in rows
+    )  # fmt: skip
+    return now
+
+
+def figures(slots, chat_id: int) -> dict:
+    said = [
+        {"slot_id": slot.pk, "state": "ready", "flex": "home", "fence": 0, "running": 2, "running_batch": 0,
+         "running_batch_gpu_us": 0, "free_kv_tokens": 1, "total_kv_tokens": 1}
+        for slot in slots
+    ]  # fmt: skip
+    waits = [[index, 10] for index in range(160, 200)]
+    return {"at_us": 0, "slots": said, "tenants": [],
+            "classes": [{"class_id": chat_id, "admitted_per_s_60s": 8.0, "wait_60s": waits}]}  # fmt: skip
+
+
+def fresh(now) -> None:
+    from controlplane.fleet.models import AgentLive
+
+    AgentLive.objects.update(reported_at=now)
+
+
+def ours(now, ticks: int):
+    """Milliseconds of ordinary ticks and of ticks on which every pool writes a decision, and of the latter's parts."""
+    from controlplane.flex.controller import Controller
+
+    controller = Controller()
+    quiet, full = [], []
+    parts: dict[str, list[float]] = {"read_and_decide": [], "write": []}
+    for at in range(-4, 2 * ticks):
+        now += timedelta(seconds=1)
+        fresh(now)
+        everything = at >= 0 and at % 2 == 0
+        if everything:
+            for memory in controller._memories.values():
+                object.__setattr__(memory, "recorded", None)
+        began = time.perf_counter()
+        controller.leadership.hold()
+        plan = controller.plan(now)
+        planned = time.perf_counter()
+        controller.apply(plan)
+        ended = time.perf_counter()
+        if everything:
+            assert len(plan.changes.decisions) == len(plan.memories)
+            full.append((ended - began) * 1_000)
+            parts["read_and_decide"].append((planned - began) * 1_000)
+            parts["write"].append((ended - planned) * 1_000)
+        elif at >= 0:
+            quiet.append((ended - began) * 1_000)
+    return quiet, full, {name: round(statistics.median(values), 1) for name, values in parts.items()}
+
+
+def peer(now, ticks: int) -> list[float]:
+    """The same work the usual way: for each pool load its rows, decide, save them in a transaction."""
+    from controlplane.core.flex import decide
+    from controlplane.core.histogram import Histogram
+    from controlplane.flex import evidence, telemetry
+    from controlplane.flex.leadership import Shard
+
+    elapsed = []
+    for _ in range(ticks):
+        now += timedelta(seconds=1)
+        fresh(now)
+        limits = {
+            pool_id: (reading.pool.policy, reading.pool.safe_rate)
+            for pool_id, reading in telemetry.read(Shard(), now).pools.items()
+        }
+        began = time.perf_counter()
+        for pool_id, (policy, table) in limits.items():
+            _peer_pool(pool_id, policy, table, now, decide, Histogram, evidence)
+        elapsed.append((time.perf_counter() - began) * 1_000)
+    return elapsed
+
+
+def _peer_pool(pool_id, policy, table, now, decide, histogram, evidence) -> None:
+    from django.db import transaction
+
+    from controlplane.core.flex_snapshot import BatchJob, FlexSlot, FlexSnapshot, InteractiveFigures
+    from controlplane.core.period import to_us
+    from controlplane.core.slot_states import Band, SlotState
+    from controlplane.fleet.models import AgentLive, Pool, Slot
+    from controlplane.flex.models import Decision, Grant, Lend, PoolSample
+    from controlplane.jobs.queries import backlog
+
+    with transaction.atomic():
+        pool = Pool.objects.get(pk=pool_id)
+        slots = list(Slot.objects.filter(pool=pool).select_related("grant"))
+        merged, rate = histogram(), 0.0
+        for live in AgentLive.objects.filter(agent__pool=pool):
+            for said in live.figures["classes"]:
+                merged.merge(histogram.from_sparse(said["wait_60s"]))
+                rate += said["admitted_per_s_60s"]
+        grants = {slot.pk: slot.grant for slot in slots if slot.band == "flex"}
+        snapshot = FlexSnapshot(
+            now_us=to_us(now), policy=policy, safe_rate=table,
+            slots=tuple(
+                FlexSlot(
+                    name=slot.name, band=Band(slot.band), fence=grants[slot.pk].fence if slot.pk in grants else 0,
+                    state=SlotState(grants[slot.pk].state) if slot.pk in grants else SlotState.HOME,
+                    lent_at_us=to_us(now), grant_expires_at_us=to_us(now) + 10_000_000,
+                    recalled_at_us=to_us(now),
+                )
+                for slot in slots
+            ),
+            interactive=InteractiveFigures(
+                admitted_per_s=rate, p95_queue_us=merged.quantile_us(0.95), p95_below_since_us=None,
+                telemetry_at_us=to_us(now),
+            ),
+            jobs=tuple(BatchJob(name=str(n), remaining_gpu_us=r, deadline_us=to_us(d)) for n, (r, d) in
+                       enumerate(backlog(pool_id, now)) if d),
+            lends_this_week=Lend.objects.filter(pool=pool, lent_at__gte=now - timedelta(days=7)).count(),
+        )  # fmt: skip
+        decision = decide(snapshot)
+        Decision.objects.create(
+            pool=pool, at=now, term=1, snapshot=evidence.snapshot_as_json(snapshot), slack=evidence.finite(decision.slack),
+            checks=evidence.checks_as_json(decision), actions=evidence.actions_as_json(decision),
+        )  # fmt: skip
+        for slot_id, grant in grants.items():
+            if grant.state == "lent":
+                Grant.objects.filter(pk=slot_id).update(renewed_at=now, expires_at=now + timedelta(seconds=15))
+        PoolSample.objects.create(
+            pool=pool, at=now, p95_queue_us=snapshot.interactive.p95_queue_us, admitted_per_s=rate,
+            figures={"seen": evidence.snapshot_as_json(snapshot, with_limits=False)},
+        )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
