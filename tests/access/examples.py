@@ -1,0 +1,238 @@
+"""Objects for the arguments of addresses, so that the matrix can open every page.
+
+An app adds a line to ARGUMENTS: the beginning of the address (the longest one that fits counts), the argument, and a
+function that makes the object of a tenant (`acme`, whose member is the role `tenant`, or `stranger`) and returns the
+argument's value. Objects that belong to no tenant ignore it. Texts of a stranger's object should hold MARK[owner]: the
+matrix looks for it where it must not appear. A function may make its object more than once: use get_or_create.
+"""
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+from uuid import NAMESPACE_URL, UUID, uuid5
+
+from django.utils import timezone
+
+from controlplane.audit.actors import Actor
+from controlplane.audit.models import AuditEntry
+from controlplane.budgets import actions as budget_actions
+from controlplane.budgets.models import Budget
+from controlplane.contracts.actions import create_contract
+from controlplane.contracts.models import Contract
+from controlplane.core.reasons import Reason
+from controlplane.fleet.actions import create_enrolment_token
+from controlplane.flex.models import Decision
+from controlplane.jobs.models import Job
+from controlplane.ledger import rates
+from controlplane.ledger.models import AttributionInterval
+from controlplane.policy.models import Revision, Rollout
+from controlplane.tenants import key_actions
+from controlplane.tenants.models import ApiKey, Member, Tenant
+from controlplane.usage.models import DecisionSample
+from tests import factories
+
+MARK = {"acme": "acme-own-mark", "stranger": "stranger-only-mark"}
+ACTOR = Actor(id=None, name="ada", role="admin")
+Maker = Callable[[str], Any]
+
+
+def tenant(owner: str) -> str:
+    Tenant.objects.filter(slug=owner).update(name=f"Name {MARK[owner]}", classes=["chat"])
+    return owner
+
+
+def key(owner: str) -> str:
+    row = Tenant.objects.get(slug=tenant(owner))
+    found = ApiKey.objects.filter(tenant=row).first()
+    if found is None:
+        found = key_actions.create_key(
+            tenant_id=row.pk, name=f"key {MARK[owner]}", classes=["chat"], default_class="chat", actor=ACTOR,
+            now=factories.NOW,
+        ).key  # fmt: skip
+    return found.public_id
+
+
+def budget(owner: str) -> int:
+    row = Tenant.objects.get(slug=owner)
+    found = Budget.objects.filter(tenant=row).first() or budget_actions.create_budget(
+        tenant_id=row.pk, name=f"budget {MARK[owner]}", limit_nanos=5_000_000_000, reason=f"plan {MARK[owner]}",
+        actor=ACTOR, now=factories.NOW,
+    )  # fmt: skip
+    return found.pk
+
+
+def member(owner: str) -> int:
+    return Member.objects.get(user__username="viewer").pk
+
+
+def entry(owner: str) -> int:
+    key(owner)
+    return AuditEntry.objects.filter(tenant_slug=owner).latest("id").pk
+
+
+def pool(owner: str) -> str:
+    found = factories.Pool.objects.first() or factories.pool()
+    return found.slug
+
+
+def workload_class(owner: str) -> str:
+    return (factories.WorkloadClass.objects.first() or factories.workload_class()).slug
+
+
+def slot(owner: str) -> int:
+    row = factories.Pool.objects.get(slug=pool(owner))
+    return (row.slots.first() or factories.slot(row, "i1", "interactive")).pk
+
+
+def agent(owner: str) -> int:
+    row = factories.Pool.objects.get(slug=pool(owner))
+    return (row.agents.first() or factories.agent(row)).pk
+
+
+def enrolment_token(owner: str) -> int:
+    row = factories.Pool.objects.get(slug=pool(owner))
+    token = row.enrolment_tokens.first() or create_enrolment_token(pool=row, actor=ACTOR, now=factories.NOW)[0]
+    return token.pk
+
+
+def contract(owner: str) -> str:
+    slug = f"{owner}-promise"
+    if not Contract.objects.filter(slug=slug).exists():
+        create_contract(
+            slug=slug, name=f"Promise {MARK[owner]}", class_slug=workload_class(owner), tenant_slug=owner,
+            values={"target_ppm": 990_000, "threshold_ms": 700}, actor=ACTOR, now=factories.NOW,
+        )  # fmt: skip
+    return slug
+
+
+def served_model(owner: str) -> int:
+    return factories.Pool.objects.get(slug=pool(owner)).model_id
+
+
+def cost_rate(owner: str) -> int:
+    row = factories.Pool.objects.get(slug=pool(owner))
+    found = row.cost_rates.first() or rates.add_cost_rate(
+        pool_slug=row.slug, nanos_per_slot_hour=2_500_000_000, actor=ACTOR, now=factories.NOW, reason="first"
+    )
+    return found.pk
+
+
+def rate_card(owner: str) -> int:
+    row = factories.Pool.objects.get(slug=pool(owner))
+    found = row.model.rate_cards.first() or rates.add_rate_card(
+        class_slug="chat", model=row.model.name, actor=ACTOR, now=factories.NOW, reason="first",
+        values={"prompt_nanos_per_mtok": 1, "output_nanos_per_mtok": 2},
+    )  # fmt: skip
+    return found.pk
+
+
+def job(owner: str) -> UUID:
+    found = Job.objects.filter(tenant__slug=owner).first()
+    if found is None:
+        bulk = factories.WorkloadClass.objects.filter(kind="batch").first() or factories.workload_class("bulk", "batch")
+        found = Job.objects.create(
+            tenant=Tenant.objects.get(slug=owner), workload_class=bulk,
+            pool=factories.Pool.objects.get(slug=pool(owner)), name=f"job {MARK[owner]}", items=10, prompt_tokens=10,
+            expected_output_tokens=10, created_by="key", created_at=factories.NOW,
+        )  # fmt: skip
+    return found.uuid
+
+
+def revision(owner: str) -> int:
+    found = Revision.objects.first() or Revision.objects.create(
+        created_at=factories.NOW, created_by="ada", reason="first", digest="0" * 64, configuration={"schema": 1, "pools": {}},
+        not_before=factories.NOW, accept_until=factories.NOW,
+    )  # fmt: skip
+    return found.pk
+
+
+def rollout(owner: str) -> int:
+    number = revision(owner)
+    if not Rollout.objects.filter(revision_id=number).exists():
+        Rollout.objects.create(revision_id=number, requested_at=factories.NOW, requested_by="ada")
+    return number
+
+
+def request_id(owner: str) -> UUID:
+    found, _ = DecisionSample.objects.get_or_create(
+        request_id=uuid5(NAMESPACE_URL, owner),
+        defaults={
+            "at": timezone.now(), "agent_id": agent(owner), "pool_id": factories.Pool.objects.get(slug=pool(owner)).pk,
+            "tenant_id": Tenant.objects.get(slug=owner).pk, "key_id": 0, "class_id": 0, "decision": "reject",
+            "reason": Reason.RATE_LIMIT.code, "checks": [],
+        },
+    )  # fmt: skip
+    return found.request_id
+
+
+def interval(owner: str) -> int:
+    row = factories.Pool.objects.get(slug=pool(owner))
+    found, _ = AttributionInterval.objects.get_or_create(
+        pool=row, starts_at=factories.NOW,
+        defaults={"ends_at": factories.NOW + timedelta(hours=1), "method": "test", "attributed_at": factories.NOW},
+    )  # fmt: skip
+    return found.pk
+
+
+def decision(owner: str) -> int:
+    row = factories.Pool.objects.get(slug=pool(owner))
+    found = Decision.objects.filter(pool=row).first() or Decision.objects.create(
+        pool=row, at=factories.NOW, term=1, snapshot={}, checks=[], actions=[]
+    )
+    return found.pk
+
+
+ARGUMENTS: dict[tuple[str, str], Maker] = {
+    ("finance/statements/", "slug"): tenant,
+    ("finance/intervals/", "pk"): interval,
+    ("requests/", "request_id"): request_id,
+    ("policy/revisions/", "number"): rollout,
+    ("policy/rollouts/", "number"): rollout,
+    ("flex/slots/", "slot_id"): slot,
+    ("flex/decisions/", "decision_id"): decision,
+    ("api/v1/policy/revisions/", "number"): rollout,
+    ("api/v1/flex/decisions/", "pk"): decision,
+    ("api/v1/flex/slots/", "pk"): slot,
+    ("api/v1/flex/pools/", "slug"): pool,
+    ("pools/", "slot_id"): slot,
+    ("agents/", "agent_id"): agent,
+    ("contracts/", "slug"): contract,
+    ("rates/cost/", "slug"): pool,
+    ("rates/cards/", "class_slug"): workload_class,
+    ("rates/cards/", "model_id"): served_model,
+    ("jobs/", "job_uuid"): job,
+    ("api/v1/slots/", "pk"): slot,
+    ("api/v1/agents/", "pk"): agent,
+    ("api/v1/enrolment-tokens/", "pk"): enrolment_token,
+    ("api/v1/contracts/", "slug"): contract,
+    ("api/v1/cost-rates/", "pk"): cost_rate,
+    ("api/v1/rate-cards/", "pk"): rate_card,
+    ("api/v1/jobs/", "uuid"): job,
+    ("tenants/", "slug"): tenant,
+    ("keys/", "public_id"): key,
+    ("budgets/", "budget_id"): budget,
+    ("settings/members/", "member_id"): member,
+    ("audit/", "entry_id"): entry,
+    ("pools/", "slug"): pool,
+    ("classes/", "slug"): workload_class,
+    ("api/v1/tenants/", "slug"): tenant,
+    ("api/v1/api-keys/", "public_id"): key,
+    ("api/v1/budgets/", "pk"): budget,
+    ("api/v1/members/", "pk"): member,
+    ("api/v1/audit/", "pk"): entry,
+    ("api/v1/pools/", "slug"): pool,
+    ("api/v1/classes/", "slug"): workload_class,
+}
+
+# Objects that belong to one tenant: another tenant's member gets 404. The beginnings of their addresses.
+OWNED = (
+    "tenants/", "keys/", "budgets/", "contracts/", "jobs/", "requests/", "api/v1/tenants/", "api/v1/api-keys/",
+    "api/v1/budgets/", "api/v1/contracts/", "api/v1/jobs/",
+)  # fmt: skip
+
+
+def maker(path: str, argument: str) -> Maker | None:
+    """The function for an argument of an address, by the longest beginning that fits."""
+    plain = path.replace("^", "")
+    fitting = [key for key in ARGUMENTS if plain.startswith(key[0]) and key[1] == argument]
+    return ARGUMENTS[max(fitting, key=lambda found: len(found[0]))] if fitting else None
