@@ -87,6 +87,18 @@ def render(engine: Engine, store: SpoolStore) -> bytes:
         [({"slot": name}, float(slot.state == "lent")) for name, slot in engine.flex.slots.items()],
     )  # fmt: skip
     page.family("flexband_policy_revision", "gauge", "Revision in force.", [({}, engine.revision)])
+    page.family(
+        "flexband_usage_records_total",
+        "counter",
+        "Usage records that the control plane has taken from this process.",
+        [({}, store.records_accepted)],
+    )
+    page.family(
+        "flexband_usage_records_unreported",
+        "gauge",
+        "Closed usage records that the control plane has not taken yet.",
+        [({}, store.records_unreported)],
+    )
     page.family("flexband_spool_bytes", "gauge", "Size of the spool.", [({}, store.size_bytes())])
     page.family("flexband_spool_reports_waiting", "gauge", "Reports not accepted.", [({}, store.unaccepted_reports)])
     return ("\n".join(page.lines) + "\n").encode()

@@ -47,6 +47,7 @@ class StoredReport:
     path: Path
     offset: int
     length: int
+    records: int = 0
 
 
 @dataclass
@@ -93,7 +94,7 @@ class SpoolState:
 
     def _take_cut(self, cut: Cut, path: Path, offset: int, length: int) -> None:
         self.last_seq = cut.seq
-        self.reports.append(StoredReport(cut.seq, cut.at_us, cut.seal, path, offset, length))
+        self.reports.append(StoredReport(cut.seq, cut.at_us, cut.seal, path, offset, length, cut.records))
         for _ in range(min(cut.records, len(self.closed))):
             self.closed.popleft()
         self.closed = deque(
@@ -139,6 +140,7 @@ class EpochSpool:
         self._buffer: list[bytes] = []
         self._written = size
         self._dirty = False
+        self.records_accepted = 0
         self.gap = False
         """Reports of this epoch were given up, so that nothing after them can be accepted."""
         self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -234,6 +236,7 @@ class EpochSpool:
     def accept(self, seq: int, now_us: int) -> None:
         """The control plane has taken reports through `seq`."""
         reports = self.state.reports
+        self.records_accepted += sum(report.records for report in reports if report.seq <= seq)
         if seq > self.state.accepted_through or (reports and reports[0].seq <= seq):
             self.append(Accepted(seq, now_us))
             self.flush()

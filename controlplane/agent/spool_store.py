@@ -92,14 +92,27 @@ class SpoolStore:
         shutil.rmtree(epoch_directory(self.root, epoch), ignore_errors=True)
 
     def size_bytes(self) -> int:
-        spools = [*self.old.values(), *([self.current] if self.current is not None else [])]
-        return sum(spool.size_bytes() for spool in spools)
+        return sum(spool.size_bytes() for spool in self._spools)
 
     @property
     def unaccepted_reports(self) -> int:
-        spools = [*self.old.values(), *([self.current] if self.current is not None else [])]
-        return sum(len(spool.state.reports) for spool in spools)
+        return sum(len(spool.state.reports) for spool in self._spools)
+
+    @property
+    def records_accepted(self) -> int:
+        """Usage records that the control plane has taken from this process, those of older epochs among them."""
+        return sum(spool.records_accepted for spool in self._spools)
+
+    @property
+    def records_unreported(self) -> int:
+        """Closed records that the control plane has not taken yet."""
+        states = [spool.state for spool in self._spools if spool.state.sealed is None]
+        return sum(len(state.closed) + sum(report.records for report in state.reports) for state in states)
+
+    @property
+    def _spools(self) -> list[EpochSpool]:
+        return [*self.old.values(), *([self.current] if self.current is not None else [])]
 
     def close(self) -> None:
-        for spool in [*self.old.values(), *([self.current] if self.current is not None else [])]:
+        for spool in self._spools:
             spool.close()

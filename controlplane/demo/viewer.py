@@ -54,7 +54,7 @@ class Viewer:
             await asyncio.sleep(PAUSE_S)
 
     async def _sign_in(self) -> None:
-        page = f"{self.plan.address}/login/"
+        page = f"{self.plan.address}/sign-in/"
         async with self.session.get(page) as answer:
             text = await answer.text()
         token = text.partition('name="csrfmiddlewaretoken" value="')[2].partition('"')[0]
