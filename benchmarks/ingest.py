@@ -18,10 +18,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
+import psutil
 import psycopg
 
 RECORDS = 200
@@ -48,6 +50,18 @@ def benchmark_database() -> Iterator[str]:
                 server.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
 
+@dataclass(frozen=True)
+class Server:
+    """A running application; its CPU time shows what a busy machine hides."""
+
+    port: int
+    process: psutil.Process
+
+    def cpu_s(self) -> float:
+        times = self.process.cpu_times()
+        return times.user + times.system
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -55,8 +69,8 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def server(application: str, environment: dict[str, str], *extra: str) -> Iterator[int]:
-    """A uvicorn process of one application; its port."""
+def server(application: str, environment: dict[str, str], *extra: str) -> Iterator[Server]:
+    """A uvicorn process of one application."""
     port = free_port()
     command = [sys.executable, "-m", "uvicorn", application, "--host", "127.0.0.1", "--port", str(port)]
     command += ["--loop", "uvloop", "--http", "httptools", "--no-access-log", "--log-level", "warning", *extra]
@@ -69,7 +83,7 @@ def server(application: str, environment: dict[str, str], *extra: str) -> Iterat
             if process.poll() is not None or time.monotonic() > deadline:
                 raise SystemExit(f"{application} did not start")
             time.sleep(0.1)
-        yield port
+        yield Server(port, psutil.Process(process.pid))
     finally:
         process.terminate()
         process.wait(10)
@@ -135,10 +149,10 @@ def measure(url: str, rounds: int, agents: int, reports: int) -> dict:
     from controlplane.usage.verification import verify
 
     fleet = prepare(url, agents)
-    ours, peer, raw, latencies, sent = [], [], [], [], 0
+    ours, peer, raw, latencies, cpu, sent = [], [], [], [], [], 0
     with (
-        server("benchmarks.ingest_server:application", {}) as our_port,
-        server("benchmarks.ingest_peer:application", {}, "--interface", "wsgi") as peer_port,
+        server("benchmarks.ingest_server:application", {}) as our_server,
+        server("benchmarks.ingest_peer:application", {}, "--interface", "wsgi") as peer_server,
     ):
         for number in range(rounds + 1):
             requests, payloads = [], []
@@ -159,8 +173,11 @@ def measure(url: str, rounds: int, agents: int, reports: int) -> dict:
             ]
             count = agents * reports * RECORDS
             sent += count
-            load = run_load(our_port, requests)
-            peer_load = run_load(peer_port, peer_requests)
+            peer_count = sum(map(len, peer_requests)) * RECORDS
+            before = our_server.cpu_s(), peer_server.cpu_s()
+            load = run_load(our_server.port, requests)
+            peer_load = run_load(peer_server.port, peer_requests)
+            after = our_server.cpu_s(), peer_server.cpu_s()
             seconds = raw_copy(url, copies)
             for failures in (load.failures, peer_load.failures):
                 if failures:
@@ -168,7 +185,8 @@ def measure(url: str, rounds: int, agents: int, reports: int) -> dict:
             if number == 0:
                 continue  # the first round warms caches and connections on both sides
             ours.append(count / load.seconds)
-            peer.append(sum(map(len, peer_requests)) * RECORDS / peer_load.seconds)
+            peer.append(peer_count / peer_load.seconds)
+            cpu.append(((after[0] - before[0]) / count * 1e6, (after[1] - before[1]) / peer_count * 1e6))
             raw.append(count / seconds)
             latencies.append((load.percentile_ms(0.5), load.percentile_ms(0.99)))
     checked = verify()
@@ -184,6 +202,8 @@ def measure(url: str, rounds: int, agents: int, reports: int) -> dict:
         "ratio_to_copy": statistics.median(a / b for a, b in zip(ours, raw)),
         "ack_ms_p50": statistics.median(p50 for p50, _ in latencies),
         "ack_ms_p99": statistics.median(p99 for _, p99 in latencies),
+        "server_cpu_us_per_record": statistics.median(mine for mine, _ in cpu),
+        "peer_cpu_us_per_record": statistics.median(theirs for _, theirs in cpu),
         "rounds": rounds,
         "agents": agents,
         "records_per_report": RECORDS,
@@ -213,6 +233,9 @@ def print_table(table: dict) -> None:
           f"{table['ratio_to_copy']:>10.2f}")  # fmt: skip
     print(f"acknowledged after commit: p50 {table['ack_ms_p50']:.0f} ms, p99 {table['ack_ms_p99']:.0f} ms; "
           f"{table['records_verified']:,} records verified against their rollups")  # fmt: skip
+    print(f"CPU of the web process: {table['server_cpu_us_per_record']:.1f} us/record, the peer's "
+          f"{table['peer_cpu_us_per_record']:.0f} us/record; load of this machine {os.getloadavg()[0]:.1f} on "
+          f"{os.cpu_count()} cores")  # fmt: skip
 
 
 if __name__ == "__main__":
