@@ -26,7 +26,7 @@ from controlplane.ledger.attribution_input import (
     load_rows,
     present_policy,
 )
-from controlplane.ledger.models import Account, AttributionInterval, AttributionLine
+from controlplane.ledger.models import Account, AttributionInterval, AttributionLine, LedgerEvent
 from controlplane.ledger.posting import (
     AccountKind,
     AccountRef,
@@ -247,8 +247,9 @@ def _post_difference(
             lines.append(PostingLine(ref, fleet, difference))
     if not lines:
         return None
+    number = LedgerEvent.objects.filter(source=source.name).count() + 1
     event = post(
-        f"{source.name}#{interval.run}", KIND, lines, at=interval.starts_at, now=now, created_by=ACTOR, source=source
+        f"{source.name}#{number}", KIND, lines, at=interval.starts_at, now=now, created_by=ACTOR, source=source
     )
     return event.key
 

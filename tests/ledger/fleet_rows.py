@@ -94,15 +94,17 @@ def worked_example(**values: object) -> Fleet:
     half = HOUR + timedelta(minutes=30)
     drain = half - timedelta(seconds=30)
     fleet.own("f1", [(HOUR, drain, "bulk", "lent"), (drain, half, "bulk", "draining"), (half, None, "chat", "home")])
-    for number in range(60):
-        minute = HOUR + timedelta(minutes=number)
-        # A 7,200 GPU-s and B 3,600 on the four floor slots, C 8,100 on the batch floor and, while lent, F1
-        for slot in ("i1", "i2", "i3", "i4"):
-            fleet.use(slot, "a", "chat", 30_000_000, minute=minute)
-            fleet.use(slot, "b", "chat", 15_000_000, minute=minute)
-        for slot in ("b1", "b2"):
-            fleet.use(slot, "c", "bulk", 55_000_000, minute=minute)
-        if number < 30:
-            fleet.use("f1", "c", "bulk", 50_000_000, minute=minute)
+    # A 7,200 GPU-s and B 3,600 on the four floor slots, C 8,100 on the batch floor and, while lent, F1
+    shares = [(f"i{n}", "a", "chat", 30) for n in range(1, 5)] + [(f"i{n}", "b", "chat", 15) for n in range(1, 5)]
+    shares += [("b1", "c", "bulk", 55), ("b2", "c", "bulk", 55), ("f1", "c", "bulk", 50)]
+    SlotUsageMinute.objects.bulk_create(
+        SlotUsageMinute(
+            slot_id=fleet.slots[slot].pk, minute=HOUR + timedelta(minutes=number), class_id=fleet.classes[class_].pk,
+            tenant_id=fleet.tenants[tenant].pk, gpu_us=seconds * 1_000_000,
+        )
+        for number in range(60)
+        for slot, tenant, class_, seconds in shares
+        if slot != "f1" or number < 30
+    )  # fmt: skip
     fleet.observe(HOUR, HOUR + ONE_HOUR)
     return fleet

@@ -1,0 +1,209 @@
+"""What finance reads: cost by day and line, its checks, charges from rollups, the events of an interval."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from django.db import connection
+from django.db.models import QuerySet, Sum
+
+from controlplane.core.idle_time import IdleCause
+from controlplane.core.period import Window
+from controlplane.fleet.models import Pool, ServedModel
+from controlplane.ledger.attribution import source_of
+from controlplane.ledger.attribution_input import load_names
+from controlplane.ledger.models import AttributionInterval, AttributionLine, LedgerEvent, RateCard, Transfer
+from controlplane.usage.queries import Scope, totals
+
+IDLE_CAUSES = tuple(str(cause) for cause in IdleCause)
+LENDING = ("lend_price", "lend_income")
+
+
+@dataclass(frozen=True, slots=True)
+class CostRow:
+    """One line of cost of a day: `nanos` None where no rate was in force for any of it."""
+
+    day: str
+    pool: str
+    tenant: str
+    class_: str
+    line: str
+    slot_us: int
+    nanos: int | None
+
+    @property
+    def is_idle(self) -> bool:
+        return self.line in IDLE_CAUSES
+
+
+_DAYS = "unnest(%s::text[], %s::timestamptz[], %s::timestamptz[]) AS d (label, starts, ends)"
+
+
+def cost_rows(days: Sequence[Window], tenant: str | None = None) -> list[CostRow]:
+    """Cost by local day, pool, tenant, class and line, in one statement; whole hours belong to one day each."""
+    if not days:
+        return []
+    mine = "WHERE l.tenant_slug = %s" if tenant is not None else ""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            f"""
+            SELECT d.label, p.slug, l.tenant_slug, l.class_slug, l.line, sum(l.gpu_us)::bigint,
+                   sum(l.amount_nanos)::bigint
+            FROM {_DAYS}
+            JOIN ledger_attributioninterval i ON i.starts_at >= d.starts AND i.starts_at < d.ends
+            JOIN fleet_pool p ON p.id = i.pool_id
+            JOIN ledger_attributionline l ON l.interval_id = i.id {mine}
+            GROUP BY 1, 2, 3, 4, 5 ORDER BY 1, 2, 3, 4, 5
+            """,  # noqa: S608 - constants
+            [*_day_columns(days), *([tenant] if tenant is not None else [])],
+        )
+        return [CostRow(*row) for row in cursor.fetchall()]
+
+
+def _day_columns(days: Sequence[Window]) -> list[list[Any]]:
+    return [[day.label for day in days], [day.start for day in days], [day.end for day in days]]
+
+
+def hour_rows(window: Window) -> list[tuple[datetime, str, str, int, int | None]]:
+    """(start of the hour, tenant, line, slot time, nanos) for charts of a day or two."""
+    lines = AttributionLine.objects.filter(interval__starts_at__gte=window.start, interval__starts_at__lt=window.end)
+    summed = lines.values_list("interval__starts_at", "tenant_slug", "line").annotate(
+        us=Sum("gpu_us"), nanos=Sum("amount_nanos")
+    )
+    return list(summed.order_by("interval__starts_at", "tenant_slug", "line"))
+
+
+def line_rows(window: Window, pool: str | None = None) -> Iterator[tuple[Any, ...]]:
+    """Every line of every interval in the order of time, for exports: read in batches, never held as a whole."""
+    lines = AttributionLine.objects.filter(interval__starts_at__gte=window.start, interval__starts_at__lt=window.end)
+    if pool is not None:
+        lines = lines.filter(interval__pool__slug=pool)
+    columns = (
+        "interval__starts_at", "interval__ends_at", "interval__pool__slug", "tenant_slug", "class_slug", "line",
+        "gpu_us", "amount_nanos",
+    )  # fmt: skip
+    order = ("interval__starts_at", "interval__pool__slug", "tenant_slug", "class_slug", "line")
+    yield from lines.order_by(*order).values_list(*columns).iterator(chunk_size=2_000)
+
+
+@dataclass(frozen=True, slots=True)
+class Checks:
+    """Three ways to the same cost, how far attribution has come and what to look into."""
+
+    intervals: int
+    intervals_nanos: int
+    ledger_nanos: int
+    owned_us: int
+    unpriced_us: int
+    posted_through: datetime | None
+    open_intervals: int
+    findings: tuple[tuple[AttributionInterval, dict[str, Any]], ...]
+    finding_count: int
+
+
+FINDINGS_SHOWN = 20
+
+
+def checks(window: Window) -> Checks:
+    """Two statements for the sums, one for the findings."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            """
+            SELECT count(*), coalesce(sum(cost_nanos), 0)::bigint, coalesce(sum(owned_us), 0)::bigint,
+                   coalesce(sum(unpriced_us), 0)::bigint, max(ends_at), count(*) FILTER (WHERE NOT complete),
+                   coalesce(sum(jsonb_array_length(findings)), 0)::int
+            FROM ledger_attributioninterval WHERE starts_at >= %s AND starts_at < %s
+            """,
+            [window.start, window.end],
+        )
+        count, cost, owned, unpriced, through, unfinished, found = cursor.fetchone()
+        cursor.execute(
+            """
+            SELECT coalesce(sum(CASE WHEN c.kind = 'fleet' THEN t.amount_nanos ELSE 0 END)
+                          - sum(CASE WHEN d.kind = 'fleet' THEN t.amount_nanos ELSE 0 END), 0)::bigint
+            FROM ledger_ledgerevent e JOIN ledger_transfer t ON t.event_id = e.id
+            JOIN ledger_account d ON d.id = t.debit_id JOIN ledger_account c ON c.id = t.credit_id
+            WHERE e.kind = 'attribution' AND e.interval_start >= %s AND e.interval_start < %s
+            """,
+            [window.start, window.end],
+        )
+        (ledger,) = cursor.fetchone()
+    rows: list[tuple[AttributionInterval, dict[str, Any]]] = []
+    if found:
+        inside = AttributionInterval.objects.filter(starts_at__gte=window.start, starts_at__lt=window.end)
+        with_findings = inside.exclude(findings=[]).select_related("pool").order_by("-starts_at")
+        rows = [(interval, each) for interval in with_findings[:FINDINGS_SHOWN] for each in interval.findings]
+    return Checks(count, cost, ledger, owned, unpriced, through, unfinished, tuple(rows[:FINDINGS_SHOWN]), found)
+
+
+@dataclass(frozen=True, slots=True)
+class Charge:
+    """What a tenant is charged for a class and model at one version of the rates, from the sums of rounded charges."""
+
+    tenant: str
+    class_: str
+    model: str
+    pool: str
+    rate_version: int
+    requests: int
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    gpu_us: int
+    prompt_nanos: int
+    cached_nanos: int
+    output_nanos: int
+    gpu_nanos: int
+
+    @property
+    def nanos(self) -> int:
+        return self.prompt_nanos + self.cached_nanos + self.output_nanos + self.gpu_nanos
+
+
+def charges(since: datetime, until: datetime, tenant_ids: Sequence[int] | None = None) -> list[Charge]:
+    """Charges of requests that ended in [since, until), open deltas included; five statements."""
+    names = load_names()
+    models = dict(ServedModel.objects.values_list("id", "name"))
+    pools = dict(Pool.objects.values_list("id", "slug"))
+    by = ("tenant_id", "class_id", "model_id", "pool_id", "rate_version")
+    rows = [
+        Charge(
+            names.tenant(row.key["tenant_id"]),
+            names.class_(row.key["class_id"]),
+            models.get(row.key["model_id"], ""),
+            pools.get(row.key["pool_id"], ""),
+            row.key["rate_version"],
+            row.requests,
+            row.prompt_tokens,
+            row.cached_tokens,
+            row.output_tokens,
+            row.gpu_us,
+            row.charge_prompt_nanos,
+            row.charge_cached_nanos,
+            row.charge_output_nanos,
+            row.charge_gpu_nanos,
+        )
+        for row in totals(Scope(since, until, tenant_ids=tenant_ids), by)
+    ]
+    return sorted(rows, key=lambda row: (row.tenant, row.class_, row.model, row.pool, row.rate_version))
+
+
+def rate_cards(versions: Sequence[int]) -> dict[int, RateCard]:
+    """Rate cards by their id, which is a record's `rate_version`."""
+    return RateCard.objects.select_related("model").in_bulk(list(versions))
+
+
+def interval_events(interval: AttributionInterval) -> QuerySet[LedgerEvent]:
+    """Everything that was posted for an interval, oldest first, with transfers and accounts: three statements."""
+    source = source_of(interval.pool, interval.starts_at)
+    return (
+        LedgerEvent.objects.filter(source=source)
+        .order_by("id")
+        .prefetch_related("transfers__debit", "transfers__credit")
+    )
+
+
+def periods() -> list[str]:
+    """Months that anything was posted in, newest first."""
+    return list(Transfer.objects.order_by("-period").values_list("period", flat=True).distinct())

@@ -1,0 +1,299 @@
+"""Finance pages: where the fleet's cost went, an hour with its lines and postings, the book, statements."""
+
+from collections import Counter
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any
+
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBadRequest
+from django.http.response import HttpResponseBase
+from django.shortcuts import get_object_or_404, render
+from django.utils import timezone
+
+from controlplane.core.money import cents_of, distribute_cents
+from controlplane.core.period import load_zone
+from controlplane.ledger.models import AttributionInterval
+from controlplane.ledger.pages import (
+    LINE_TITLES,
+    cents_text,
+    headline,
+    idle_rows,
+    leading,
+    pivot,
+    statement,
+    time_table,
+    unfold,
+)
+from controlplane.ledger.posting import trial_balance
+from controlplane.ledger.queries import (
+    CostRow,
+    charges,
+    checks,
+    cost_rows,
+    hour_rows,
+    interval_events,
+    line_rows,
+    periods,
+    rate_cards,
+)
+from controlplane.ledger.ranges import FinanceRange, around, menu, read_range
+from controlplane.tenants.access import may, requires
+from controlplane.tenants.models import Installation
+from controlplane.tenants.queries import installation, tenant_for, visible_tenants
+from controlplane.web.exports import CsvResponse, decimal_of_nanos
+
+HOURLY_UP_TO_DAYS = 2
+CSV_HEADER = (
+    "interval_start", "interval_end", "local_day", "pool", "tenant", "class", "line", "slot_microseconds", "cost",
+    "currency",
+)  # fmt: skip
+
+
+def _range(request: HttpRequest, book: Installation, now: datetime) -> tuple[FinanceRange, str]:
+    """The span of the page and, when the address names none that can be used, a sentence why."""
+    try:
+        return read_range(request.GET.dict(), book.billing_zone, now), ""
+    except ValueError as error:
+        return read_range({}, book.billing_zone, now), f"{error}."
+
+
+def _span_context(shown: FinanceRange, book: Installation, now: datetime) -> dict[str, Any]:
+    before, after = around(shown)
+    zone = load_zone(book.billing_zone)
+    days = shown.days
+    return {
+        "now": now,
+        "range": shown,
+        "before": before,
+        "after": after,
+        "choices": menu(shown, now),
+        "zone": book.billing_zone,
+        "currency": book.currency,
+        "start_local": shown.window.start.astimezone(zone),
+        "end_local": shown.window.end.astimezone(zone),
+        "first_day": days[0].label if days else "",
+        "last_day": days[-1].label if days else "",
+    }
+
+
+@requires("finance.read")
+def finance_page(request: HttpRequest) -> HttpResponse:
+    now = timezone.now()
+    book = installation()
+    shown, problem = _range(request, book, now)
+    rows = cost_rows(shown.days)
+    charged = charges(shown.window.start, shown.window.end)
+    found = checks(shown.window)
+    top = headline(rows)
+    lines_nanos = sum(row.nanos or 0 for row in rows)
+    charged_nanos = sum(one.nanos for one in charged)
+    charged_cents, cost_cents = cents_of(charged_nanos), cents_of(lines_nanos)
+    selected = _selected(request, rows, shown)
+    table = pivot(rows, charged) if rows or charged else None
+    if table is not None:
+        unfold(table, selected["key"] if selected else "")
+    context = {
+        **_span_context(shown, book, now),
+        "problem": problem,
+        "top": top,
+        "checks": found,
+        "agrees": lines_nanos == found.intervals_nanos == found.ledger_nanos,
+        "owned_h": found.owned_us / 3_600_000_000,
+        "unpriced_h": found.unpriced_us / 3_600_000_000,
+        "idle": idle_rows(rows, top),
+        "pivot": table,
+        "all_rows": request.GET.get("rows") == "all",
+        "table": _time_table(shown, rows, book) if rows else None,
+        "table_title": "Cost by tenant per day" if len(shown.days) > HOURLY_UP_TO_DAYS else "Cost by tenant per hour",
+        "step_title": "Day" if len(shown.days) > HOURLY_UP_TO_DAYS else "Hour",
+        "charged": cents_text(charged_cents),
+        "minus_cost": cents_text(-cost_cents),
+        "margin": cents_text(charged_cents - cost_cents, signed=True),
+        "selected": selected,
+        "page_state": "unknown" if found.unpriced_us else "ok",
+    }
+    return render(request, "ledger/finance.html", context)
+
+
+def _time_table(shown: FinanceRange, rows: list[CostRow], book: Installation) -> Any:
+    first = leading(rows)
+    days = shown.days
+    if len(days) > HOURLY_UP_TO_DAYS:
+        cells = [(row.day, row.tenant, row.line, row.nanos or 0) for row in rows]
+        return time_table([day.label for day in days], cells, first, unit=book.currency, step="day")
+    zone = load_zone(book.billing_zone)
+    form = "%H:%M" if len(days) == 1 else "%a %H:%M"
+    hourly = hour_rows(shown.window)
+    plain = {at: at.astimezone(zone).strftime(form) for at, *_ in hourly}
+    twice = {label for label, count in Counter(plain.values()).items() if count > 1}
+    # an hour that the clocks show twice is told apart by its offset
+    labels = {
+        at: at.astimezone(zone).strftime(f"{form} %Z") if label in twice else label for at, label in plain.items()
+    }
+    cells = [(labels[at], tenant, line, nanos or 0) for at, tenant, line, _, nanos in hourly]
+    return time_table(list(labels.values()), cells, first, unit=book.currency, step="hour")
+
+
+def _selected(request: HttpRequest, rows: list[CostRow], shown: FinanceRange) -> dict[str, Any] | None:
+    """The days of one leaf of the pivot, and on a single day its hours as links."""
+    tenant, class_, pool = (request.GET.get(name, "") for name in ("tenant", "class", "pool"))
+    mine = [row for row in rows if (row.tenant, row.class_, row.pool) == (tenant, class_, pool)]
+    if not tenant or not mine:
+        return None
+    days = sorted({row.day for row in mine})
+    amounts = {(row.day, row.line): row for row in mine}
+    lines = sorted({row.line for row in mine}, key=list(LINE_TITLES).index)
+    cents = distribute_cents({f"{row.day}/{row.line}": row.nanos or 0 for row in mine})
+    table = [
+        {
+            "day": day,
+            "cells": [cents_text(cents.get(f"{day}/{line}", 0) if (day, line) in amounts else None) for line in lines],
+            "total": cents_text(sum(cents.get(f"{day}/{line}", 0) for line in lines)),
+        }
+        for day in days
+    ]
+    return {
+        "title": " › ".join(part for part in (tenant, class_ or "no class", pool) if part),
+        "key": f"{tenant}/{class_}/{pool}",
+        "lines": [LINE_TITLES[line] for line in lines],
+        "rows": table,
+        "total": cents_text(sum(cents.values())),
+        "hours": _hours(shown, pool) if len(shown.days) == 1 else [],
+    }
+
+
+def _hours(shown: FinanceRange, pool: str) -> list[AttributionInterval]:
+    inside = AttributionInterval.objects.filter(
+        pool__slug=pool, starts_at__gte=shown.window.start, starts_at__lt=shown.window.end
+    )
+    return list(inside.order_by("starts_at"))
+
+
+@requires("finance.read")
+def costs_csv(request: HttpRequest) -> HttpResponseBase:
+    """Every line of the span; the column `cost` adds up to the fleet's cost exactly. An unknown cost is empty."""
+    book = installation()
+    try:
+        shown = read_range(request.GET.dict(), book.billing_zone, timezone.now())
+    except ValueError as error:
+        return HttpResponseBadRequest(f"{error}.", content_type="text/plain; charset=utf-8")
+    name = f"costs-{shown.query.replace('period=', '').replace('from=', '').replace('&to=', '-to-')}.csv"
+    return CsvResponse(name, CSV_HEADER, _csv_rows(shown, book))
+
+
+def _csv_rows(shown: FinanceRange, book: Installation) -> Iterator[tuple[Any, ...]]:
+    days = iter(shown.days)
+    day = next(days, None)
+    for start, end, pool, tenant, class_, line, slot_us, nanos in line_rows(shown.window):
+        while day is not None and start >= day.end:
+            day = next(days, None)
+        label = day.label if day is not None else ""
+        yield start, end, label, pool, tenant, class_, line, slot_us, decimal_of_nanos(nanos), book.currency
+
+
+@requires("finance.read")
+def interval_page(request: HttpRequest, pk: int) -> HttpResponse:
+    book = installation()
+    interval = get_object_or_404(AttributionInterval.objects.select_related("pool"), pk=pk)
+    lines = list(interval.lines.order_by("tenant_slug", "class_slug", "line"))
+    known = {str(line.pk): line.amount_nanos for line in lines if line.amount_nanos is not None}
+    cents = distribute_cents(known)
+    same_pool = AttributionInterval.objects.filter(pool=interval.pool)
+    context = {
+        "now": timezone.now(),
+        "interval": interval,
+        "lines": [
+            {"row": line, "title": LINE_TITLES.get(line.line, line.line), "value": cents_text(cents.get(str(line.pk)))}
+            for line in lines
+        ],
+        "total": cents_text(sum(cents.values()) if known else None),
+        "sum_nanos": sum(known.values()) if known else None,
+        "slot_us": sum(line.gpu_us for line in lines),
+        "events": list(interval_events(interval)),
+        "before": same_pool.filter(starts_at__lt=interval.starts_at).order_by("-starts_at").first(),
+        "after": same_pool.filter(starts_at__gt=interval.starts_at).order_by("starts_at").first(),
+        "zone": book.billing_zone,
+        "currency": book.currency,
+        "lend_percent": interval.policy.get("lend_price_share_ppm", 0) / 10_000,
+        "page_state": "ok" if interval.state == AttributionInterval.State.PRICED else "unknown",
+    }
+    return render(request, "ledger/interval.html", context)
+
+
+@requires("finance.read")
+def ledger_page(request: HttpRequest) -> HttpResponse:
+    book = installation()
+    known = periods()
+    period = request.GET.get("period", "")
+    if period and period not in known:
+        raise Http404("Nothing was posted in this period.")
+    trial = trial_balance(period or None)
+    context = {
+        "now": timezone.now(),
+        "trial": trial,
+        "balance_nanos": trial.debit_nanos - trial.credit_nanos,
+        "period": period,
+        "periods": known,
+        "currency": book.currency,
+        "zone": book.billing_zone,
+        "page_state": "ok" if trial.balanced else "bad",
+    }
+    return render(request, "ledger/book.html", context)
+
+
+@requires("finance.read")
+def statements_page(request: HttpRequest) -> HttpResponse:
+    now = timezone.now()
+    book = installation()
+    shown, problem = _range(request, book, now)
+    charged = charges(shown.window.start, shown.window.end)
+    costs: dict[str, int] = {}
+    for row in cost_rows(shown.days):
+        costs[row.tenant] = costs.get(row.tenant, 0) + (row.nanos or 0)
+    tenants = list(visible_tenants(request.user).order_by("slug"))
+    billed = {tenant.slug: 0 for tenant in tenants}
+    requests = dict.fromkeys(billed, 0)
+    for one in charged:
+        billed[one.tenant] = billed.get(one.tenant, 0) + one.nanos
+        requests[one.tenant] = requests.get(one.tenant, 0) + one.requests
+    cents = distribute_cents(billed)
+    cost_cents = distribute_cents({tenant.slug: costs.get(tenant.slug, 0) for tenant in tenants})
+    context = {
+        **_span_context(shown, book, now),
+        "problem": problem,
+        "rows": [
+            {
+                "tenant": tenant,
+                "requests": requests[tenant.slug],
+                "charges": cents_text(cents[tenant.slug]),
+                "cost": cents_text(cost_cents[tenant.slug]),
+            }
+            for tenant in sorted(tenants, key=lambda tenant: (-billed[tenant.slug], tenant.slug))
+        ],
+        "total": cents_text(sum(cents.values())),
+        "total_cost": cents_text(sum(cost_cents.values())),
+        "total_requests": sum(requests.values()),
+    }
+    return render(request, "ledger/statements.html", context)
+
+
+@requires("own.read")
+def statement_page(request: HttpRequest, slug: str) -> HttpResponse:
+    """A tenant's charges; its members may open it too, and nobody else's."""
+    tenant = tenant_for(request.user, slug)
+    now = timezone.now()
+    book = installation()
+    shown, problem = _range(request, book, now)
+    made = statement(charges(shown.window.start, shown.window.end, [tenant.pk]))
+    cards = rate_cards([row.charge.rate_version for row in made.rows])
+    context = {
+        **_span_context(shown, book, now),
+        "problem": problem,
+        "tenant": tenant,
+        "statement": made,
+        "cards": [cards[version] for version in sorted(cards)],
+        "staff": may(request.user, "finance.read"),
+        "made_at": now,
+        "nav_section": "finance",
+    }
+    return render(request, "ledger/statement.html", context)
