@@ -25,7 +25,9 @@ class ClassForm(SectionedForm):
 
     slug = SlugField()
     name = forms.CharField(label="Name", max_length=120, required=False, help_text="Empty: the short name.")
-    kind = forms.ChoiceField(label="Kind", choices=KINDS, help_text="It never changes.")
+    kind = forms.ChoiceField(
+        label="Kind", choices=KINDS, initial="interactive", help_text="It never changes.", widget=forms.RadioSelect
+    )
     priority = whole("Priority", most=10_000, initial=100, help_text="Sent to engines that schedule by it.")
     min_share = PercentField(
         label="Minimum share, %",
@@ -167,6 +169,7 @@ class ContractForm(SectionedForm):
             ("deadline", "Batch deadline: a share of jobs is finished by a wall-clock time"),
         ],
         initial="latency",
+        widget=forms.RadioSelect,
     )
     target = PercentField(
         label="Target share, %", help_text="This is the percentile: 99 % means p99 within the threshold.", initial=99
@@ -194,6 +197,7 @@ class ContractForm(SectionedForm):
             ("successful", "Successful: only completed requests"),
         ],
         initial="offered",
+        widget=forms.RadioSelect,
         help_text="All three are always shown; this one gives the verdict.",
     )
     min_events = whole("Events for a verdict", least=1, initial=100, help_text="Fewer are unknown, never 100 %.")
@@ -221,7 +225,7 @@ class ContractForm(SectionedForm):
     _PROMISE = Section("What is promised", (("objective",), ("target", "budget_period_d")))
     _LATENCY = Section(
         "Interactive objective",
-        (("metric", "threshold_ms"), ("window_min", "load_limit_per_s"), ("population", "min_events")),
+        (("metric", "threshold_ms"), ("window_min", "load_limit_per_s"), ("population",), ("min_events",)),
     )
     _DEADLINE = Section("Batch objective", (("admitted_before", "finished_by"), ("zone", "first_attempt_within_min")))
     _START = Section("Start", (("effective_from",),))
@@ -233,6 +237,7 @@ class ContractForm(SectionedForm):
             of_class: Any = self.fields["workload_class"]
             of_class.queryset = WorkloadClass.objects.exclude(state="archived").order_by("slug")
             of_class.label_from_instance = lambda row: f"{row.slug} ({row.kind})"
+            of_class.initial = of_class.queryset.filter(kind="interactive").values_list("slug", flat=True).first()
             of_tenant: Any = self.fields["tenant"]
             of_tenant.queryset = Tenant.objects.exclude(state="archived").order_by("slug")
             of_tenant.label_from_instance = lambda row: row.slug

@@ -45,18 +45,25 @@ class SectionedForm(forms.Form):
     UNITS: Mapping[str, str] = {}
 
     def sections(self) -> list[dict[str, Any]]:
-        """For templates: title, lead and rows of (bound field, unit); fields that the form dropped are left out."""
+        """For templates: title, lead and rows of placed fields; fields that the form dropped are left out."""
         return [
             {
                 "title": section.title,
                 "lead": section.lead,
-                "rows": [
-                    [(self[name], self.UNITS.get(name, "")) for name in row if name in self.fields]
-                    for row in section.rows
-                ],
+                "rows": [[self._placed(name) for name in row if name in self.fields] for row in section.rows],
             }
             for section in self.SECTIONS
         ]
+
+    def _placed(self, name: str) -> dict[str, Any]:
+        """A bound field with its unit; radios as cards of (input, title, text), cut at the colon of their label."""
+        bound = self[name]
+        cards = []
+        if isinstance(self.fields[name].widget, forms.RadioSelect):
+            for radio in bound.subwidgets:
+                title, _, text = str(radio.choice_label).partition(": ")  # type: ignore[attr-defined]
+                cards.append({"tag": radio.tag(), "title": title, "text": text})  # type: ignore[attr-defined]
+        return {"field": bound, "unit": self.UNITS.get(name, ""), "cards": cards}
 
 
 class Save(Protocol):

@@ -104,6 +104,7 @@ class PoolForm(SectionedForm):
             ("shared", "Shared: any slot serves any class, interactive first"),
         ],
         initial="reserved",
+        widget=forms.RadioSelect,
     )
     interactive_class = forms.ChoiceField(label="Interactive class", required=False)
     batch_class = forms.ChoiceField(label="Batch class", required=False)
@@ -319,7 +320,13 @@ class SlotsForm(SectionedForm):
     names = forms.CharField(
         label="Names", help_text="One or more, with spaces or commas between them: f1, f2. At most 32 characters each."
     )
-    band = forms.ChoiceField(label="Band", choices=BANDS, help_text="A slot's permanent home.")
+    band = forms.ChoiceField(
+        label="Band",
+        choices=BANDS,
+        initial=Slot.Band.INTERACTIVE,
+        help_text="A slot's permanent home.",
+        widget=forms.RadioSelect,
+    )
     places = whole("Places", least=1, most=100_000, initial=4, help_text="Requests that run at the same time.")
     kv_tokens = whole("KV memory, tokens", least=1, initial=60_000, help_text="Prompt and output of all that run.")
     gpus = forms.DecimalField(

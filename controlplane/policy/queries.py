@@ -81,6 +81,12 @@ def desired_for(cursor: Any, agent_ids: Iterable[int]) -> dict[int, Desired]:
     return {agent_id: (revision, digest) for agent_id, revision, digest in cursor.fetchall()}
 
 
+def desired_revisions(agent_ids: Iterable[int]) -> dict[int, int]:
+    """Agent id -> the revision of `desired_for`, for pages."""
+    with connection.cursor() as cursor:
+        return {agent_id: revision for agent_id, (revision, _) in desired_for(cursor, agent_ids).items()}
+
+
 def bundle(pool_id: int, digest: str) -> bytes | None:
     """What an agent pulls: msgspec JSON of SignedPolicy; None for a digest that is not this pool's or not signed.
 
