@@ -15,8 +15,10 @@ from django.db import connection
 
 from controlplane.agent import identity
 from controlplane.agent.agent_process import AgentProcess
+from controlplane.agent.health import health_details
 from controlplane.agent.options import parse
 from controlplane.audit.actors import Actor
+from controlplane.budgets.models import Budget
 from controlplane.exchange.asgi import ExchangeApplication
 from controlplane.policy import live_list, rollouts
 from controlplane.policy.actions import push
@@ -117,3 +119,31 @@ def quarantined() -> list[tuple[str, str]]:
     with connection.cursor() as cursor:
         cursor.execute("SELECT reason, payload::text FROM usage_quarantine")
         return cursor.fetchall()
+
+
+@in_database
+def charged() -> int:
+    """Nanos of all records."""
+    with connection.cursor() as cursor:
+        lines = "charge_prompt_nanos + charge_cached_nanos + charge_output_nanos + charge_gpu_nanos"
+        cursor.execute(f"SELECT coalesce(sum({lines}), 0) FROM usage_record")
+        return int(cursor.fetchone()[0])
+
+
+def hard_budget(tenant, limit_nanos: int) -> None:
+    """A daily limit that cannot be overspent."""
+    now = datetime.now(UTC)
+    Budget.objects.create(
+        tenant=tenant,
+        name="acme daily",
+        period="day",
+        limit_nanos=limit_nanos,
+        hard=True,
+        created_at=now,
+        updated_at=now,
+    )
+
+
+def health(process: AgentProcess) -> dict:
+    """What the admin listener tells."""
+    return health_details(process.engine, process.store, process.control)

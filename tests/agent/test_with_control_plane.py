@@ -9,7 +9,7 @@ from django.utils import timezone
 
 from controlplane.agent.errors import Superseded
 from controlplane.agent.identity import IDENTITY_FILE
-from controlplane.fleet.models import Agent, Slot
+from controlplane.fleet.models import Agent, AgentLive, Slot
 from controlplane.policy import live_list
 from controlplane.policy.models import Delivery
 from controlplane.usage.models import AgentCursor
@@ -100,3 +100,56 @@ async def test_a_newer_process_fences_the_older_one(world, tmp_path):
             with pytest.raises(Superseded, match=r"this (one|process) stops"):
                 await asyncio.wait_for(running, 10)
     assert await cp.in_database(Agent.objects.count)() == 1
+
+
+async def test_a_hard_budget_is_leased_spent_and_named_when_it_is_used_up(world, tmp_path):
+    """The agent asks when a request needs it, admits what the lease covers, and never spends more than the limit."""
+    limit_nanos = 3_000_000
+    await cp.in_database(cp.hard_budget)(world.tenant, limit_nanos)
+    token = await cp.in_database(world.token)()
+    async with cp.control_plane() as url:
+        async with cp.running_agent(url, token, tmp_path / "state", "--sim-speed", "0") as process:
+            await cp.until(lambda: process.control.epoch_now())
+            await cp.in_database(cp.push_policy)()
+            await cp.until(lambda: process.engine.ready)
+            codes: set[str] = set()
+            for _ in range(60):
+                for answer in await ask(process, 4, max_tokens=40):
+                    codes.add("ok" if not isinstance(answer, Exception) else str(answer.code))
+                if "insufficient_quota" in codes:
+                    break
+            assert {"ok", "insufficient_quota"} <= codes, codes
+            assert process.engine.leases.reserved_nanos == 0
+        rows = await cp.records()
+        spent = await cp.charged()
+        assert 0 < spent <= limit_nanos
+        assert {row[1] for row in rows} == {1}
+    assert await cp.quarantined() == []
+
+
+async def test_live_figures_and_shares_come_and_go(world, tmp_path):
+    world.tenant.max_concurrency = 3
+    await cp.in_database(world.tenant.save)()
+    token = await cp.in_database(world.token)()
+    agent = ("--sim-speed", "1")
+    async with cp.control_plane() as url, cp.running_agent(url, token, tmp_path / "state", *agent) as process:
+        await cp.until(lambda: process.control.epoch_now())
+        await cp.in_database(cp.push_policy)()
+        await cp.until(lambda: process.engine.ready)
+        await cp.until(lambda: ("tenant", world.tenant.pk) in process.engine.registry.shares)
+        answers = await ask(process, 6, max_tokens=60, extra_body={"ignore_eos": True})
+        refused = [answer for answer in answers if isinstance(answer, openai.RateLimitError)]
+        assert len(refused) == 3
+        assert {answer.code for answer in refused} == {"concurrency_limit"}
+        figures = await cp.until(lambda: _figures(world.chat.pk))
+        assert figures["refused_60s"] == {"concurrency_limit": 3}
+        health = cp.health(process)
+        assert health["control_plane"]["reachable"]
+        assert health["requests"]["offered"] == 6
+
+
+@cp.in_database
+def _figures(class_id: int):
+    live = AgentLive.objects.first()
+    classes = live.figures["classes"] if live is not None and live.figures else []
+    return next((row for row in classes if row["class_id"] == class_id and row["departures"] >= 3), None)
