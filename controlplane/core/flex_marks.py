@@ -13,7 +13,7 @@ from types import MappingProxyType
 from controlplane.core.flex_decision import FlexActionKind, FlexDecision
 from controlplane.core.flex_demand import demand
 from controlplane.core.flex_policy import exact
-from controlplane.core.flex_snapshot import FlexSnapshot
+from controlplane.core.flex_snapshot import FlexSlot, FlexSnapshot
 from controlplane.core.slot_states import SlotState
 
 
@@ -45,9 +45,7 @@ def observe(marks: FlexMarks, snapshot: FlexSnapshot) -> tuple[FlexMarks, FlexSn
         ),
         last_recall_at_us=now_us if snapshot.trips else marks.last_recall_at_us,
     )
-    slots = tuple(
-        replace(slot, slack_above_return_since_us=seen.slack_above_since_us.get(slot.name)) for slot in snapshot.slots
-    )
+    slots = tuple(_marked(slot, seen.slack_above_since_us.get(slot.name)) for slot in snapshot.slots)
     filled = replace(
         snapshot,
         slots=slots,
@@ -67,6 +65,12 @@ def remember(marks: FlexMarks, decision: FlexDecision) -> FlexMarks:
         last_lend_at_us=decision.at_us if lent else marks.last_lend_at_us,
         last_recall_at_us=decision.at_us if recalled else marks.last_recall_at_us,
     )
+
+
+def _marked(slot: FlexSlot, since_us: int | None) -> FlexSlot:
+    if slot.slack_above_return_since_us == since_us:
+        return slot
+    return replace(slot, slack_above_return_since_us=since_us)
 
 
 def _kept(since_us: int | None, now_us: int, *, holds: bool) -> int | None:

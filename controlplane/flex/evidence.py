@@ -25,7 +25,7 @@ def snapshot_as_json(snapshot: FlexSnapshot, *, with_limits: bool = True) -> dic
     said: dict[str, Any] = {
         "now_us": snapshot.now_us,
         "interactive": _given(snapshot.interactive),
-        "slots": [_given(slot) for slot in snapshot.slots],
+        "slots": [_slot(slot) for slot in snapshot.slots],
     }
     if snapshot.jobs:
         said["jobs"] = [[job.name, job.remaining_gpu_us, job.deadline_us] for job in snapshot.jobs]
@@ -76,6 +76,12 @@ def _read_slot(said: Mapping[str, Any]) -> FlexSlot:
     if "state" in values:
         values["state"] = SlotState(values["state"])
     return FlexSlot(**values)
+
+
+@lru_cache(maxsize=32_768)
+def _slot(slot: FlexSlot) -> dict[str, Any]:
+    """Shared by every snapshot that has the same slot: read it, never change it."""
+    return _given(slot)
 
 
 def _given(record: Any) -> dict[str, Any]:

@@ -29,10 +29,13 @@ def observe_slot(slot: SlotRow, reading: PoolReading, *, now_us: int, leading_si
     """
     agent = reading.agents.get(slot.agent_id) if slot.agent_id is not None else None
     if agent is None and slot.state not in BORROWED:
-        return Observed(slot.state)
+        return _QUIET[slot.state]
     silent_us = _silence_us(agent, now_us, leading_since_us)
     event = _event(slot, reading.reported(slot), silent_us, reading.pool.policy, now_us)
-    return Observed(slot.state) if event is None else Observed(apply_event(slot.state, event), event)
+    return _QUIET[slot.state] if event is None else Observed(apply_event(slot.state, event), event)
+
+
+_QUIET = {state: Observed(state) for state in SlotState}
 
 
 def _silence_us(agent: AgentRow | None, now_us: int, leading_since_us: int) -> int:
