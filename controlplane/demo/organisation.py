@@ -73,8 +73,7 @@ def seed(*, agents: list[tuple[str, str]], folder: Path, bounds: Bounds, now: da
                 slug=slug, name=name, weight=weight, max_concurrency=most, classes=list(classes), actor=ACTOR, now=now
             )
     with transaction.atomic():
-        if _pools(agents, now):
-            _rates(now)
+        _rates(_pools(agents, now), now)
     _contracts(now)
     _budgets(now)
     return Seeded(
@@ -121,9 +120,9 @@ def _classes(bounds: Bounds, now: datetime) -> None:
             edit_class(slug=slug, values=limits, actor=ACTOR, now=now, reason="bounds of the replayed trace")
 
 
-def _pools(agents: list[tuple[str, str]], now: datetime) -> bool:
-    """True when the pools are new and have no prices yet."""
-    new = not Pool.objects.filter(slug=BIG_POOL).exists()
+def _pools(agents: list[tuple[str, str]], now: datetime) -> set[str]:
+    """Makes the pools that the agents need; returns those that are new and have no prices yet."""
+    new = {pool for _, pool in agents if not Pool.objects.filter(slug=pool).exists()}
     measured = now.date().isoformat()
     valid = now.replace(year=now.year + 1, day=min(now.day, 28)).date().isoformat() + "T00:00:00Z"
     safe_rate = {
@@ -141,7 +140,7 @@ def _pools(agents: list[tuple[str, str]], now: datetime) -> bool:
         "decode_us_per_token": 4_100,
         "idle_policy": "usage",
     }
-    if not Pool.objects.filter(slug=BIG_POOL).exists():
+    if BIG_POOL in new:
         band = {
             "name": "Chat 70B",
             "isolation": "reserved",
@@ -162,7 +161,7 @@ def _pools(agents: list[tuple[str, str]], now: datetime) -> bool:
             (["f1", "f2"], "flex"),
         ):
             _slots(BIG_POOL, names, where, now)
-    if not Pool.objects.filter(slug=SMALL_POOL).exists():
+    if SMALL_POOL in new:
         values = {**shared, "name": "Chat 8B", "isolation": "shared", "gpu_type": "A100"}
         create_pool(slug=SMALL_POOL, model=SMALL_MODEL, values=values, actor=ACTOR, now=now, reason=REASON)
     wanted = 2 * sum(1 for _, pool in agents if pool == SMALL_POOL)
@@ -178,14 +177,20 @@ def _slots(pool: str, names: list[str], band: str, now: datetime) -> None:
     )
 
 
-def _rates(now: datetime) -> None:
-    for pool, price in ((BIG_POOL, "2.50"), (SMALL_POOL, "1.40")):
-        rates.add_cost_rate(pool_slug=pool, nanos_per_slot_hour=parse_nanos(price), actor=ACTOR, now=now, reason=REASON)
-    prices = {
-        BIG_MODEL: ("1.40", "0.26", "4.40"),
-        SMALL_MODEL: ("0.20", "0.05", "0.60"),
-    }
-    for model, (prompt, cached, output) in prices.items():
+PRICES = (
+    # pool, slot-hour, model, prompt, cached and output per million tokens
+    (BIG_POOL, "2.50", BIG_MODEL, "1.40", "0.26", "4.40"),
+    (SMALL_POOL, "1.40", SMALL_MODEL, "0.20", "0.05", "0.60"),
+)
+
+
+def _rates(pools: set[str], now: datetime) -> None:
+    for pool, slot_hour, model, prompt, cached, output in PRICES:
+        if pool not in pools:
+            continue
+        rates.add_cost_rate(
+            pool_slug=pool, nanos_per_slot_hour=parse_nanos(slot_hour), actor=ACTOR, now=now, reason=REASON
+        )
         for workload_class, discount in ((CHAT, 0), (BULK, 500_000)):
             values = {
                 "prompt_nanos_per_mtok": parse_nanos(prompt),
