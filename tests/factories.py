@@ -1,9 +1,11 @@
 """Rows for tests, made through the ORM with sensible values; every function takes overrides by name."""
 
+import functools
 from datetime import UTC, datetime
 from typing import Any
 
 from django.contrib.auth import get_user_model
+from django.contrib.auth.hashers import make_password
 from django.test import Client
 
 from controlplane.contracts.models import WorkloadClass
@@ -48,8 +50,14 @@ def slot(pool_row: Pool, name: str, band: str, **values: Any) -> Slot:
     return row
 
 
+@functools.cache
+def password_hash() -> str:
+    """Of the one password of all people in tests: hashed once, since hashing is slow on purpose."""
+    return make_password("correct horse battery")
+
+
 def person(role: str, *, tenant_row: Tenant | None = None, name: str | None = None) -> Client:
-    user = get_user_model().objects.create_user(username=name or role, password="correct horse battery")
+    user = get_user_model().objects.create(username=name or role, password=password_hash())
     Member.objects.create(user=user, role=role, tenant=tenant_row)
     client = Client()
     client.force_login(user)
