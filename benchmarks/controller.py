@@ -11,6 +11,7 @@ take at most a fifth of the loop's time.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import statistics
@@ -142,6 +143,7 @@ def ours(now, ticks: int) -> dict:
     """Milliseconds of ordinary ticks, of ticks on which every pool writes a decision, and of the latter's parts."""
     from controlplane.flex.controller import Controller
 
+    gc.set_threshold(100_000, 20, 20)  # as `manage.py controller` does
     controller = Controller()
     found: dict[str, list[float]] = {
         name: [] for name in ("quiet_ms", "quiet_cpu_ms", "all_decide_ms", "all_decide_cpu_ms", "read_and_decide_ms",

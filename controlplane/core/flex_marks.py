@@ -89,11 +89,10 @@ def _p95_is_below(snapshot: FlexSnapshot) -> bool:
 
 
 def _slots_batch_could_miss(snapshot: FlexSnapshot) -> list[str]:
-    policy = snapshot.policy
+    policy, lent = snapshot.policy, [slot for slot in snapshot.slots if slot.state is SlotState.LENT]
+    if not lent:
+        return []
     backlog = demand(snapshot.jobs, snapshot.slots, now_us=snapshot.now_us, missed_grace_us=policy.missed_grace_us)
     return [
-        slot.name
-        for slot in snapshot.slots
-        if slot.state is SlotState.LENT
-        and backlog.slack_without(exact(slot.batch_efficiency)) > exact(policy.return_slack)
+        slot.name for slot in lent if backlog.slack_without(exact(slot.batch_efficiency)) > exact(policy.return_slack)
     ]

@@ -6,6 +6,7 @@ import json
 import logging
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from typing import Any
 
 from django.db import connection
 
@@ -168,7 +169,7 @@ def _stored_marks() -> dict[int, FlexMarks]:
     return marks
 
 
-def _as_dict(stored: object) -> dict:
+def _as_dict(stored: object) -> dict[str, Any]:
     if isinstance(stored, str):
         stored = json.loads(stored)
     return dict(stored) if isinstance(stored, dict) else {}
@@ -199,4 +200,4 @@ def prune_samples(now: datetime) -> int:
                 "batch": PRUNE_BATCH,
             },
         )
-        return cursor.rowcount
+        return int(cursor.rowcount)

@@ -87,7 +87,7 @@ def _slot(slot: FlexSlot) -> dict[str, Any]:
 def _given(record: Any) -> dict[str, Any]:
     """Fields that differ from their default; those without a default always."""
     said = {}
-    for name, default in _defaults(type(record)):
+    for name, default in _defaults(record.__class__):
         value = getattr(record, name)
         if default is MISSING or value != default:
             said[name] = value

@@ -278,7 +278,7 @@ def recompute(row: Decision) -> FlexDecision:
 def recomputes(row: Decision) -> bool:
     """Does the core answer the stored evidence as it did then: same checks, same actions?"""
     again = recompute(row)
-    return evidence.checks_as_json(again) == row.checks and evidence.actions_as_json(again) == row.actions
+    return bool(evidence.checks_as_json(again) == row.checks and evidence.actions_as_json(again) == row.actions)
 
 
 def decision_at(pool_id: int, at: datetime) -> FlexDecision | None:
@@ -360,7 +360,8 @@ def _queue_p99_us(pool: Pool, since: datetime, until: datetime) -> int | None:
 
 def _mean_slack(pool_id: int, since: datetime, until: datetime) -> float | None:
     samples = PoolSample.objects.filter(pool_id=pool_id, at__gte=since, at__lt=until)
-    return samples.aggregate(mean=Avg("slack"))["mean"]
+    mean: float | None = samples.aggregate(mean=Avg("slack"))["mean"]
+    return mean
 
 
 _PEAK_SQL = """

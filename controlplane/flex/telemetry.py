@@ -268,7 +268,8 @@ def _flex_slot(reading: PoolReading, row: SlotRow, grant: Grant | None) -> FlexS
 
 def database_now() -> datetime:
     """The database's clock."""
-    return _rows("SELECT clock_timestamp()")[0][0]
+    now: datetime = _rows("SELECT clock_timestamp()")[0][0]
+    return now
 
 
 def read(shard: Shard, now: datetime | None = None) -> Reading:
@@ -295,7 +296,8 @@ def read(shard: Shard, now: datetime | None = None) -> Reading:
 def _rows(sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
     with connection.cursor() as cursor:
         cursor.execute(sql, parameters)
-        return cursor.fetchall()
+        rows: list[tuple[Any, ...]] = cursor.fetchall()
+        return rows
 
 
 _AGENTS_SQL = """
