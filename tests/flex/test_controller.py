@@ -11,6 +11,7 @@ from controlplane.contracts.models import WorkloadClass
 from controlplane.core.period import to_us
 from controlplane.fleet.models import Pool, SlotInterval
 from controlplane.flex import actions, queries, telemetry
+from controlplane.flex.controller import prune_samples
 from controlplane.flex.leadership import Shard
 from controlplane.flex.models import Decision, Lend, PoolSample, Trip
 from controlplane.jobs.models import Job
@@ -312,3 +313,28 @@ def test_the_backlog_is_that_of_the_jobs_page(busy: Band):
     seen = sorted((job.remaining_gpu_us, job.deadline_us or 0) for job in reading.jobs)
     told = sorted((us, to_us(at) if at else 0) for us, at in backlog(busy.pool.pk, busy.now))
     assert seen == told and len(seen) == 3
+
+
+def test_agents_are_nudged_about_their_own_slots(busy: Band):
+    busy.step(3)
+    assert [(nudge.kind, nudge.slot_id, nudge.fence) for nudge in busy.step(1).nudges] == [
+        ("grant", busy.slots["f1"].pk, 1)
+    ]
+    assert not busy.step(1).nudges, "a renewal comes with the next answer"
+    busy.waits_us = [250_000] * 20
+    (nudge,) = busy.step(1).nudges
+    assert (nudge.kind, nudge.slot_id, nudge.fence) == ("recall", busy.slots["f1"].pk, 2)
+    assert nudge.agent == str(busy.slots["f1"].agent.uuid)
+    assert not busy.step(1).nudges, "a breach that lasts does not recall twice"
+
+
+def test_old_samples_are_thinned_to_one_a_minute_and_then_go(band: Band):
+    band.step(1)
+    now = band.now.replace(second=30, microsecond=0)
+    ages = [timedelta(hours=47), timedelta(hours=49), timedelta(hours=49, seconds=30), timedelta(days=91, seconds=30)]
+    PoolSample.objects.all().delete()
+    for age in ages:
+        PoolSample.objects.create(pool=band.pool, at=now - age)
+    assert prune_samples(now) == 2
+    kept = set(PoolSample.objects.values_list("at", flat=True))
+    assert kept == {now - ages[0], now - ages[2]}, "49 h 0 min 30 s ago began a minute, 49 h ago did not"
