@@ -179,7 +179,7 @@ if CELERY_BROKER_IS_REDIS:
         "queue_order_strategy": "priority",
         "global_keyprefix": "fb:",
     }
-CELERY_BEAT_SCHEDULE_FILENAME = str(VAR_DIR / "beat" / "schedule")
+CELERY_BEAT_SCHEDULE_FILENAME = str(VAR_DIR / "beat-schedule")
 CELERY_BEAT_SCHEDULE = {
     "partitions-ahead": {"task": "usage.create_partitions", "schedule": 3_600.0},
     "fold-rollups": {"task": "usage.fold", "schedule": 15.0},

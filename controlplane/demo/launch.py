@@ -101,7 +101,6 @@ class Demo:
 
     def _system(self, supervisor: Supervisor) -> None:
         celery = python("-m", "celery", "-A", "controlplane.config")
-        (self.options.var_dir / "beat").mkdir(exist_ok=True)
         supervisor.start(
             Child(
                 "web",
