@@ -15,7 +15,7 @@ from django.db import connection
 
 from controlplane.core.period import from_us
 from controlplane.flex.leadership import Leadership
-from controlplane.flex.telemetry import Grant
+from controlplane.flex.reading import Grant
 
 
 class LeadershipLost(Exception):

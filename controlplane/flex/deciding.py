@@ -22,7 +22,7 @@ from controlplane.core.slot_states import BORROWED, SlotEvent, SlotState, admits
 from controlplane.flex import evidence
 from controlplane.flex.applying import Changes, grant_row
 from controlplane.flex.observing import Observed, grant_after, observe_slot
-from controlplane.flex.telemetry import Grant, PoolReading, ReportedSlot, SlotRow, snapshot_of
+from controlplane.flex.reading import Grant, PoolReading, ReportedSlot, SlotRow, snapshot_of
 
 _EVENT_REASONS = {
     SlotEvent.VANISH: "agent_silent",

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from controlplane.core.flex_policy import SECOND_US, FlexPolicy
 from controlplane.core.slot_states import BORROWED, SlotEvent, SlotState, apply_event
-from controlplane.flex.telemetry import AgentRow, Grant, PoolReading, ReportedSlot, SlotRow
+from controlplane.flex.reading import AgentRow, Grant, PoolReading, ReportedSlot, SlotRow
 
 #: An agent that says nothing for this long has vanished; its slots are unobserved until it reports again.
 LOST_AFTER_US = 15 * SECOND_US

@@ -1,0 +1,242 @@
+"""One pool at one tick, as rows say it, and the core's picture of it. No input, no output."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import lru_cache
+
+import msgspec
+
+from controlplane.core.flex_policy import FlexPolicy, SafeRate
+from controlplane.core.flex_snapshot import BatchJob, FlexSlot, FlexSnapshot, InteractiveFigures
+from controlplane.core.histogram import Histogram
+from controlplane.core.period import to_us
+from controlplane.core.slot_states import BORROWED, Band, SlotState
+
+
+class ReportedSlot(msgspec.Struct, frozen=True):
+    """What the flex band needs of `wire.report.SlotLive`."""
+
+    slot_id: int
+    flex: str
+    fence: int
+    running_batch: int
+    running_batch_gpu_us: int
+    stop_admit_us: int | None = None
+    home_us: int | None = None
+
+
+class ReportedClass(msgspec.Struct, frozen=True):
+    """What the flex band needs of `wire.report.ClassLive`."""
+
+    class_id: int
+    admitted_per_s_60s: float
+    wait_60s: list[tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """The stored word on one flex slot; instants in microseconds."""
+
+    fence: int = 0
+    action: str = "recall"
+    reason: str = ""
+    ttl_us: int = 0
+    state: SlotState = SlotState.HOME
+    lent_at_us: int | None = None
+    renewed_at_us: int | None = None
+    recalled_at_us: int | None = None
+    cancelled_at_us: int | None = None
+    expires_at_us: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """The slot's open interval; None as state is a slot in the fleet without one."""
+
+    state: str | None
+    owner_class: str
+    started_at_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class SlotRow:
+    slot_id: int
+    name: str
+    band: Band
+    agent_id: int | None
+    #: None for a floor slot that was never flex.
+    grant: Grant | None
+    manual_recall: bool
+    #: None when the slot is not part of the fleet now.
+    interval: Interval | None
+
+    @property
+    def state(self) -> SlotState:
+        """A floor slot's state is in its interval, a flex slot's in its grant."""
+        if self.is_flex and self.grant is not None:
+            return self.grant.state
+        return SlotState.LOST if self.interval is not None and self.interval.state == SlotState.LOST else SlotState.HOME
+
+    @property
+    def is_flex(self) -> bool:
+        """A borrowed slot is flex until it is home, whatever its band was changed to."""
+        return self.band is Band.FLEX or (self.grant is not None and self.grant.state in BORROWED)
+
+
+@dataclass(frozen=True, slots=True)
+class AgentRow:
+    agent_id: int
+    uuid: str
+    #: Reports of agents that are drained, retired or not yet approved do not count for the pool.
+    counts: bool
+    #: None when there is no report; never ahead of now.
+    reported_at_us: int | None
+    slots: Mapping[int, ReportedSlot]
+    #: None when the report had no figures.
+    classes: Sequence[ReportedClass] | None
+
+
+@dataclass(frozen=True, slots=True)
+class TripRow:
+    trip_id: int
+    slot_id: int
+    fence: int
+
+
+@dataclass(frozen=True, slots=True)
+class PoolRow:
+    pool_id: int
+    slug: str
+    lends: bool
+    """Reserved and in use: new loans are possible at all."""
+    interactive_class: str
+    batch_class: str
+    policy: FlexPolicy
+    safe_rate: SafeRate | None
+    frozen: bool
+    shared: bool
+
+
+@dataclass(slots=True)
+class PoolReading:
+    """Everything of one pool at one tick."""
+
+    pool: PoolRow
+    slots: list[SlotRow] = field(default_factory=list)
+    agents: dict[int, AgentRow] = field(default_factory=dict)
+    jobs: tuple[BatchJob, ...] = ()
+    trips: list[TripRow] = field(default_factory=list)
+    lends_this_week: int = 0
+    #: Batch of this pool may be cancelled: retry_safe, on a backend that cancels.
+    cancellable: bool = False
+
+    @property
+    def flex(self) -> bool:
+        return any(slot.is_flex for slot in self.slots)
+
+    def reported(self, slot: SlotRow) -> ReportedSlot | None:
+        agent = self.agents.get(slot.agent_id) if slot.agent_id is not None else None
+        return None if agent is None else agent.slots.get(slot.slot_id)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    now: datetime
+    pools: dict[int, PoolReading]
+    interactive_classes: frozenset[int]
+
+    @property
+    def now_us(self) -> int:
+        return to_us(self.now)
+
+
+# What a pool's figures are
+
+
+def interactive_figures(reading: PoolReading, interactive_classes: frozenset[int]) -> InteractiveFigures:
+    """Merged over the pool's agents: p95 of 60 s of waits, admitted rate, and the age of the oldest report.
+
+    With nothing waiting and every agent heard, p95 is 0; with an agent that said nothing it is not known.
+    """
+    agents = [agent for agent in reading.agents.values() if agent.counts]
+    if not agents:
+        return InteractiveFigures(admitted_per_s=None, p95_queue_us=None, p95_below_since_us=None, telemetry_at_us=None)
+    reported = [agent.reported_at_us for agent in agents]
+    known = all(agent.classes is not None and agent.reported_at_us is not None for agent in agents)
+    waits, admitted = Histogram(), 0.0
+    for agent in agents:
+        for row in agent.classes or ():
+            if row.class_id in interactive_classes:
+                admitted += row.admitted_per_s_60s
+                for index, count in row.wait_60s:
+                    waits.counts[index] = waits.counts.get(index, 0) + count
+    p95_us = waits.quantile_us(0.95)
+    return InteractiveFigures(
+        admitted_per_s=admitted if known else None,
+        p95_queue_us=(0 if p95_us is None else p95_us) if known else None,
+        p95_below_since_us=None,
+        telemetry_at_us=None if None in reported else min(at for at in reported if at is not None),
+    )
+
+
+def snapshot_of(
+    reading: PoolReading, grants: Mapping[int, Grant], now_us: int, interactive_classes: frozenset[int]
+) -> FlexSnapshot:
+    """The core's picture of a pool; `grants` by slot id are the stored ones after what was observed in this tick."""
+    slots, manual, trips = [], set(), set()
+    for row in reading.slots:
+        grant = grants.get(row.slot_id)
+        if row.agent_id is None and (grant is None or grant.state not in BORROWED):
+            continue
+        slots.append(_flex_slot(reading, row, grant))
+        agent = reading.agents.get(row.agent_id) if row.agent_id is not None else None
+        leaving = agent is None or not agent.counts or not reading.pool.lends or row.band is not Band.FLEX
+        if row.manual_recall or (leaving and row.is_flex):
+            manual.add(row.name)
+        if grant is not None and any(_is_present(trip, grant) for trip in reading.trips if trip.slot_id == row.slot_id):
+            trips.add(row.name)
+    return FlexSnapshot(
+        now_us=now_us,
+        policy=reading.pool.policy,
+        safe_rate=reading.pool.safe_rate,
+        slots=tuple(slots),
+        interactive=interactive_figures(reading, interactive_classes),
+        jobs=reading.jobs,
+        lends_this_week=reading.lends_this_week,
+        frozen=reading.pool.frozen,
+        manual_recalls=frozenset(manual),
+        trips=frozenset(trips),
+    )
+
+
+def _is_present(trip: TripRow, grant: Grant) -> bool:
+    """Of the loan that runs, or of the one whose recall crossed it; an older one was answered by its return."""
+    if grant.state is SlotState.LENT:
+        return trip.fence == grant.fence
+    return grant.state in BORROWED and trip.fence == grant.fence - 1
+
+
+@lru_cache(maxsize=32_768)
+def _floor_slot(name: str, band: Band, state: SlotState) -> FlexSlot:
+    return FlexSlot(name=name, band=band, state=state)
+
+
+def _flex_slot(reading: PoolReading, row: SlotRow, grant: Grant | None) -> FlexSlot:
+    if not row.is_flex or grant is None:
+        return _floor_slot(row.name, row.band, row.state)
+    said = reading.reported(row)
+    return FlexSlot(
+        name=row.name,
+        band=Band.FLEX,
+        state=grant.state,
+        fence=grant.fence,
+        lent_at_us=grant.lent_at_us,
+        grant_expires_at_us=grant.expires_at_us,
+        recalled_at_us=grant.recalled_at_us,
+        cancelled_at_us=grant.cancelled_at_us,
+        running_batch_gpu_us=max(0, said.running_batch_gpu_us) if said is not None else 0,
+        cancellable=reading.cancellable,
+    )
