@@ -30,6 +30,7 @@ from controlplane.tenants import key_actions
 from controlplane.tenants.models import ApiKey, Member, Tenant
 from controlplane.usage.models import DecisionSample
 from tests import factories
+from tests.flex.conftest import make_band
 
 MARK = {"acme": "acme-own-mark", "stranger": "stranger-only-mark"}
 ACTOR = Actor(id=None, name="ada", role="admin")
@@ -71,12 +72,22 @@ def entry(owner: str) -> int:
 
 
 def pool(owner: str) -> str:
-    found = factories.Pool.objects.first() or factories.pool()
+    """A pool with agents, slots of every band, and a controller that has ticked: so there is a decision."""
+    found = factories.Pool.objects.first()
+    if found is None:
+        band = make_band(factories.NOW)
+        band.step(2)
+        found = band.pool
     return found.slug
 
 
 def workload_class(owner: str) -> str:
-    return (factories.WorkloadClass.objects.first() or factories.workload_class()).slug
+    pool(owner)
+    return "chat"
+
+
+def flex_slot(owner: str) -> int:
+    return factories.Slot.objects.filter(pool__slug=pool(owner), band="flex").latest("pk").pk
 
 
 def slot(owner: str) -> int:
@@ -175,11 +186,7 @@ def interval(owner: str) -> int:
 
 
 def decision(owner: str) -> int:
-    row = factories.Pool.objects.get(slug=pool(owner))
-    found = Decision.objects.filter(pool=row).first() or Decision.objects.create(
-        pool=row, at=factories.NOW, term=1, snapshot={}, checks=[], actions=[]
-    )
-    return found.pk
+    return Decision.objects.filter(pool__slug=pool(owner)).latest("pk").pk
 
 
 ARGUMENTS: dict[tuple[str, str], Maker] = {
@@ -188,11 +195,11 @@ ARGUMENTS: dict[tuple[str, str], Maker] = {
     ("requests/", "request_id"): request_id,
     ("policy/revisions/", "number"): rollout,
     ("policy/rollouts/", "number"): rollout,
-    ("flex/slots/", "slot_id"): slot,
+    ("flex/slots/", "slot_id"): flex_slot,
     ("flex/decisions/", "decision_id"): decision,
     ("api/v1/policy/revisions/", "number"): rollout,
     ("api/v1/flex/decisions/", "pk"): decision,
-    ("api/v1/flex/slots/", "pk"): slot,
+    ("api/v1/flex/slots/", "pk"): flex_slot,
     ("api/v1/flex/pools/", "slug"): pool,
     ("pools/", "slot_id"): slot,
     ("agents/", "agent_id"): agent,
@@ -226,8 +233,8 @@ ARGUMENTS: dict[tuple[str, str], Maker] = {
 
 # Objects that belong to one tenant: another tenant's member gets 404. The beginnings of their addresses.
 OWNED = (
-    "tenants/", "keys/", "budgets/", "contracts/", "jobs/", "requests/", "api/v1/tenants/", "api/v1/api-keys/",
-    "api/v1/budgets/", "api/v1/contracts/", "api/v1/jobs/",
+    "tenants/", "keys/", "budgets/", "contracts/", "jobs/", "requests/", "finance/statements/", "api/v1/tenants/",
+    "api/v1/api-keys/", "api/v1/budgets/", "api/v1/contracts/", "api/v1/jobs/",
 )  # fmt: skip
 
 
