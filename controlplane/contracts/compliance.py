@@ -15,11 +15,20 @@ COUNTS = ("offered", "admitted", "successful", "good", "neutral")
 
 
 @dataclass(frozen=True, slots=True)
+class PopulationLine:
+    """One population on a screen: `share` None is unknown."""
+
+    population: str
+    share: float | None
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
 class Record:
     """Compliance by population over the last days; minutes over the load range are counted apart."""
 
     days: int
-    populations: tuple[Compliance, ...]
+    populations: tuple[PopulationLine, ...]
     minutes: int
     minutes_out_of_range: int
 
@@ -53,5 +62,10 @@ def record_of(version: ContractVersion, now: datetime) -> Record | None:
         load_max_per_s=limit,
         min_events=version.min_events,
     )
-    judged = tuple(judge_population(totals, population, objective) for population in Population)
-    return Record(RECORD_DAYS, judged, sums["inside"], sums["outside"])
+    judged = [judge_population(totals, population, objective) for population in Population]
+    return Record(RECORD_DAYS, tuple(_line(one) for one in judged), sums["inside"], sums["outside"])
+
+
+def _line(judged: Compliance) -> PopulationLine:
+    share = None if judged.compliance is None else float(judged.compliance)
+    return PopulationLine(judged.population.value, share, judged.total)

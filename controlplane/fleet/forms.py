@@ -251,9 +251,8 @@ class PoolForm(SectionedForm):
             data.pop(name, None)
         entries = data.pop("safe_entries")
         measured, valid, trace = data.pop("safe_measured_at"), data.pop("safe_valid_until"), data.pop("safe_trace")
-        data["safe_rate"] = {
-            "entries": entries, "measured_at": _written(measured), "trace": trace, "valid_until": _written(valid),
-        }  # fmt: skip
+        told = {"entries": entries, "measured_at": _written(measured), "trace": trace, "valid_until": _written(valid)}
+        data["safe_rate"] = {name: value for name, value in told.items() if value}
         data["lend_price_share_ppm"] = ppm_of_percent(data.pop("lend_price"))
         return data
 
