@@ -121,6 +121,8 @@ class _Cut:
         """A minute's figure counts in proportion where a rate changes inside the minute; parts add up to it."""
         low, high = max(minute_us, self.start_us), min(minute_us + US_PER_MINUTE, self.end_us)
         left, right = self.span(minute_us)
+        if not amount or (left, right) == (low, high):
+            return amount
         return amount * (right - low) // (high - low) - amount * (left - low) // (high - low)
 
 
@@ -160,12 +162,20 @@ def _cells(slot: SlotRows, cut: _Cut) -> tuple[dict[str, _Cell], list[Finding]]:
 
 
 def _clip(owner: OwnerInterval, start_us: int, end_us: int) -> OwnerInterval:
-    return replace(owner, start_us=max(owner.start_us, start_us), end_us=min(owner.end_us, end_us))
+    if owner.start_us >= start_us and owner.end_us <= end_us:
+        return owner
+    return OwnerInterval(
+        owner.class_, max(owner.start_us, start_us), min(owner.end_us, end_us), owner.state, owner.lender
+    )
 
 
 def _used(slot: SlotRows, cut: _Cut, minute_us: int) -> list[MinuteUsage]:
-    rows = [replace(row, gpu_us=cut.part(minute_us, row.gpu_us)) for row in slot.usage.get(minute_us, ())]
-    return [row for row in rows if row.gpu_us]
+    rows = []
+    for row in slot.usage.get(minute_us, ()):
+        gpu_us = cut.part(minute_us, row.gpu_us)
+        if gpu_us:
+            rows.append(row if gpu_us == row.gpu_us else replace(row, gpu_us=gpu_us))
+    return rows
 
 
 @dataclass(frozen=True, slots=True)

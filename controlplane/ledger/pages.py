@@ -291,7 +291,7 @@ def pivot(rows: Sequence[CostRow], charged: Sequence[Charge]) -> Pivot:
             parent = nodes[key]
         for key in ("total", *("/".join(names) for names in path)):
             row = total if key == "total" else nodes[key]
-            row.requests = (row.requests or 0) + cell.requests
+            row.requests = None if row.tenant == PLATFORM else (row.requests or 0) + cell.requests
             row.slot_us += cell.slot_us
             for name in COLUMNS:
                 nanos[key][name] += cell.nanos[name]

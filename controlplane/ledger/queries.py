@@ -88,8 +88,23 @@ def line_rows(window: Window, pool: str | None = None) -> Iterator[tuple[Any, ..
 
 
 @dataclass(frozen=True, slots=True)
+class SlotFinding:
+    """Something to look into at one slot, over all hours of the span; `interval_id` is the latest of them."""
+
+    pool: str
+    slot: str
+    kind: str
+    us: int
+    minutes: int
+    hours: int
+    first: datetime
+    last: datetime
+    interval_id: int
+
+
+@dataclass(frozen=True, slots=True)
 class Checks:
-    """Three ways to the same cost, how far attribution has come and what to look into."""
+    """Two more ways to the same cost, how far attribution has come and what to look into."""
 
     intervals: int
     intervals_nanos: int
@@ -98,26 +113,33 @@ class Checks:
     unpriced_us: int
     posted_through: datetime | None
     open_intervals: int
-    findings: tuple[tuple[AttributionInterval, dict[str, Any]], ...]
-    finding_count: int
+    findings: tuple[SlotFinding, ...]
 
 
 FINDINGS_SHOWN = 20
+_FINDINGS = """
+SELECT p.slug, f ->> 'slot', f ->> 'kind', sum((f ->> 'us')::bigint)::bigint, sum((f ->> 'minutes')::int)::int,
+       count(DISTINCT i.id)::int, min(i.starts_at), max(i.starts_at), (array_agg(i.id ORDER BY i.starts_at DESC))[1]
+FROM ledger_attributioninterval i JOIN fleet_pool p ON p.id = i.pool_id
+CROSS JOIN LATERAL jsonb_array_elements(i.findings) AS f
+WHERE i.starts_at >= %s AND i.starts_at < %s
+GROUP BY 1, 2, 3 ORDER BY max(i.starts_at) DESC, 1, 2, 3
+"""
 
 
 def checks(window: Window) -> Checks:
-    """Two statements for the sums, one for the findings."""
+    """Three statements: the intervals, the book, the findings."""
+    span = [window.start, window.end]
     with connection.cursor() as cursor:
         cursor.execute(
             """
             SELECT count(*), coalesce(sum(cost_nanos), 0)::bigint, coalesce(sum(owned_us), 0)::bigint,
-                   coalesce(sum(unpriced_us), 0)::bigint, max(ends_at), count(*) FILTER (WHERE NOT complete),
-                   coalesce(sum(jsonb_array_length(findings)), 0)::int
+                   coalesce(sum(unpriced_us), 0)::bigint, max(ends_at), count(*) FILTER (WHERE NOT complete)
             FROM ledger_attributioninterval WHERE starts_at >= %s AND starts_at < %s
             """,
-            [window.start, window.end],
+            span,
         )
-        count, cost, owned, unpriced, through, unfinished, found = cursor.fetchone()
+        count, cost, owned, unpriced, through, unfinished = cursor.fetchone()
         cursor.execute(
             """
             SELECT coalesce(sum(CASE WHEN c.kind = 'fleet' THEN t.amount_nanos ELSE 0 END)
@@ -126,15 +148,12 @@ def checks(window: Window) -> Checks:
             JOIN ledger_account d ON d.id = t.debit_id JOIN ledger_account c ON c.id = t.credit_id
             WHERE e.kind = 'attribution' AND e.interval_start >= %s AND e.interval_start < %s
             """,
-            [window.start, window.end],
+            span,
         )
         (ledger,) = cursor.fetchone()
-    rows: list[tuple[AttributionInterval, dict[str, Any]]] = []
-    if found:
-        inside = AttributionInterval.objects.filter(starts_at__gte=window.start, starts_at__lt=window.end)
-        with_findings = inside.exclude(findings=[]).select_related("pool").order_by("-starts_at")
-        rows = [(interval, each) for interval in with_findings[:FINDINGS_SHOWN] for each in interval.findings]
-    return Checks(count, cost, ledger, owned, unpriced, through, unfinished, tuple(rows[:FINDINGS_SHOWN]), found)
+        cursor.execute(_FINDINGS, span)
+        findings = tuple(SlotFinding(*row) for row in cursor.fetchall())
+    return Checks(count, cost, ledger, owned, unpriced, through, unfinished, findings)
 
 
 @dataclass(frozen=True, slots=True)

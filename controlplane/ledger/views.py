@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
+from zoneinfo import ZoneInfo
 
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBadRequest
 from django.http.response import HttpResponseBase
@@ -26,6 +27,7 @@ from controlplane.ledger.pages import (
 )
 from controlplane.ledger.posting import trial_balance
 from controlplane.ledger.queries import (
+    FINDINGS_SHOWN,
     CostRow,
     charges,
     checks,
@@ -69,11 +71,15 @@ def _span_context(shown: FinanceRange, book: Installation, now: datetime) -> dic
         "choices": menu(shown, now),
         "zone": book.billing_zone,
         "currency": book.currency,
-        "start_local": shown.window.start.astimezone(zone),
-        "end_local": shown.window.end.astimezone(zone),
+        "span_text": f"{_clock(shown.window.start, zone)} to {_clock(shown.window.end, zone)}",
         "first_day": days[0].label if days else "",
         "last_day": days[-1].label if days else "",
     }
+
+
+def _clock(at: datetime, zone: ZoneInfo) -> str:
+    local = at.astimezone(zone)
+    return f"{local.day} {local:%b %H:%M}"
 
 
 @requires("finance.read")
@@ -97,6 +103,7 @@ def finance_page(request: HttpRequest) -> HttpResponse:
         "problem": problem,
         "top": top,
         "checks": found,
+        "findings": found.findings[:FINDINGS_SHOWN],
         "agrees": lines_nanos == found.intervals_nanos == found.ledger_nanos,
         "owned_h": found.owned_us / 3_600_000_000,
         "unpriced_h": found.unpriced_us / 3_600_000_000,
@@ -120,7 +127,9 @@ def _time_table(shown: FinanceRange, rows: list[CostRow], book: Installation) ->
     days = shown.days
     if len(days) > HOURLY_UP_TO_DAYS:
         cells = [(row.day, row.tenant, row.line, row.nanos or 0) for row in rows]
-        return time_table([day.label for day in days], cells, first, unit=book.currency, step="day")
+        seen = {row.day for row in rows}
+        shown_days = [day.label for day in days if min(seen) <= day.label <= max(seen)]
+        return time_table(shown_days, cells, first, unit=book.currency, step="day")
     zone = load_zone(book.billing_zone)
     form = "%H:%M" if len(days) == 1 else "%a %H:%M"
     hourly = hour_rows(shown.window)
