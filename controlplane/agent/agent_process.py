@@ -22,6 +22,7 @@ from controlplane.agent.identity import Identity
 from controlplane.agent.nudges import NudgeListener
 from controlplane.agent.options import Options
 from controlplane.agent.policy_state import LiveList, PolicyState, Trust
+from controlplane.agent.policy_trial import trial_refusal
 from controlplane.agent.routes import AdminRoutes, TenantRoutes
 from controlplane.agent.spool_store import SpoolStore
 from controlplane.core.reasons import Outcome
@@ -57,7 +58,7 @@ class AgentProcess:
             self.client,
             self.engine,
             self.store,
-            PolicyState(state_dir),
+            PolicyState(state_dir, trial_refusal),
             LiveList(state_dir),
         )
         self.front = HttpFront(TenantRoutes(self.engine))

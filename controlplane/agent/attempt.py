@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from controlplane.agent.backends.base import Failure, Run, TokenUsage
+from controlplane.agent.call_headers import call_headers
 
 if TYPE_CHECKING:
     from controlplane.agent.call import Call
@@ -37,7 +38,7 @@ class Attempt:
         engine = self.engine
         if not call.head_sent:
             call.head_sent = True
-            call.exchange.begin_stream(engine.headers_of(call))
+            call.exchange.begin_stream(call_headers(call))
         call.exchange.write(data)
         if tokens:
             now_us = engine.clock.now_us()

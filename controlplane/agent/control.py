@@ -66,6 +66,7 @@ class Control:
         self.policy = policy
         self.live = live
         self.leases = LeaseDesk(client, engine, self.epoch_now)
+        engine.flex.on_trip = self.report_now
         self.reachable = False
         self.interval_s = 1.0
         self.broker = ""

@@ -20,7 +20,7 @@ from controlplane.agent.call import Call, Exchange
 from controlplane.agent.clock import Clock, boot_us
 from controlplane.agent.flex_agent import FlexBand
 from controlplane.agent.flex_host import EngineFlexHost
-from controlplane.agent.front_desk import FrontDesk, call_headers
+from controlplane.agent.front_desk import FrontDesk
 from controlplane.agent.journal_entries import Closed, Entry, Mark, Opened
 from controlplane.agent.live_figures import Figures
 from controlplane.agent.objectives import MINUTE_US, ObjectiveLedger
@@ -131,7 +131,7 @@ class Engine:
                 if slug in self.registry.classes:
                     self.scheduler.set_weight(slug, tenant.slug, tenant.weight)
         self.backend.set_slots({slot.id: slot.kv_tokens for slot in own})
-        self.flex.configure(own, _flex_limits(flex.lend_p95_ms * 1000, self.drain_bound_us))
+        self.flex.configure(own, FlexPolicy(lend_p95_us=flex.lend_p95_ms * 1000, drain_bound_us=self.drain_bound_us))
         self.follow_safe_rate(now_us)
         self.pump(now_us)
 
@@ -262,9 +262,6 @@ class Engine:
             self.scheduler.produced(call.serial, tokens)
         if tokens and self.flex.any_draining and call.slot is not None:
             self.flex.token_seen(call.slot.policy.name)
-
-    def headers_of(self, call: Call) -> bytes:
-        return call_headers(call)
 
     def finish(self, call: Call, usage: TokenUsage, body: bytes) -> None:
         """The backend is done: `body` is the answer, or the last events of a stream."""
@@ -499,7 +496,3 @@ class Engine:
     @property
     def ready(self) -> bool:
         return not self.closed_because() and any(slot.state == READY for slot in self.slots.values())
-
-
-def _flex_limits(lend_p95_us: int, drain_bound_us: int) -> FlexPolicy:
-    return FlexPolicy(lend_p95_us=max(1, lend_p95_us), drain_bound_us=max(1, drain_bound_us))

@@ -91,6 +91,8 @@ class FlexBand:
         self._policy = FlexPolicy()
         self._stored = self._load()
         self._looked_at_p95_us = 0
+        self.on_trip: Callable[[], None] = lambda: None
+        """Called when the wire was pulled: the control plane should hear of it at once."""
         self.slots: dict[str, FlexSlot] = {}
         self.trips: list[TripMessage] = []
         """Trips that no report has carried yet."""
@@ -229,6 +231,7 @@ class FlexBand:
             ]
             log.warning("tripped by %s (%d): %s", sign.cause, sign.value, ", ".join(t.slot for t in pulled.trips))
             self._save()
+            self.on_trip()
 
     def token_seen(self, name: str) -> None:
         """Batch work on a draining slot made a token."""

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from hashlib import sha256
 from typing import TYPE_CHECKING, Final
 
-from controlplane.agent.answers import bad_request, error_body, header_text, refusal_answer
+from controlplane.agent.answers import bad_request, error_body, refusal_answer
 from controlplane.agent.api_body import CHAT_PATH, BadBody, read_body
 from controlplane.agent.call import Call, Exchange
+from controlplane.agent.call_headers import class_headers, id_headers
 from controlplane.agent.journal_entries import Mark, Turned
 from controlplane.agent.objectives import MINUTE_US
 from controlplane.agent.refusal_log import RefusalLog, decision_sample
@@ -59,7 +60,9 @@ class FrontDesk:
             parsed = read_body(exchange.body, exchange.path)
         except BadBody as error:
             exchange.respond(
-                400, bad_request(str(error), error.param), _ids(request_id, exchange) + b"x-should-retry: false\r\n"
+                400,
+                bad_request(str(error), error.param),
+                id_headers(request_id, exchange) + b"x-should-retry: false\r\n",
             )
             return
         slug = exchange.asked_class or key.live.default_class
@@ -198,7 +201,7 @@ class FrontDesk:
         call.exchange.call = None
         detail = self._detail(call, reason)
         refusal = refusal_answer(reason, answer.retry_after_s, detail)
-        headers = _ids(call.request_id, call.exchange) + _class_headers(call) + refusal.headers
+        headers = id_headers(call.request_id, call.exchange) + class_headers(call) + refusal.headers
         if answer.estimated_wait_us is not None and reason in WAIT_REASONS:
             headers += b"x-flexband-estimated-wait-ms: %d\r\n" % (answer.estimated_wait_us // 1000)
         call.exchange.respond(refusal.status, refusal.body, headers)
@@ -215,7 +218,7 @@ class FrontDesk:
         prefix = exchange.bearer[:PREFIX_CHARS].decode("ascii", "replace")
         self.log.count_unknown_key(prefix if prefix.isprintable() else "")
         refusal = refusal_answer(Reason.KEY_UNKNOWN, None)
-        exchange.respond(refusal.status, refusal.body, _ids(request_id, exchange) + refusal.headers)
+        exchange.respond(refusal.status, refusal.body, id_headers(request_id, exchange) + refusal.headers)
 
     def _explain(self, call: Call, snapshot: Snapshot, answer: AdmissionDecision, now_us: int) -> None:
         self.log.keep(
@@ -262,30 +265,6 @@ class FrontDesk:
         snapshot = self._snapshot(call, call.klass, now_us)
         self._refuse(call, snapshot, AdmissionDecision(Decision.REJECT, Reason.NO_LEASE, 1), now_us)
         return True
-
-
-def _ids(request_id: str, exchange: Exchange) -> bytes:
-    headers = b"x-request-id: %b\r\n" % request_id.encode()
-    if exchange.client_request_id:
-        headers += b"x-client-request-id: %b\r\n" % header_text(exchange.client_request_id)
-    return headers
-
-
-def _class_headers(call: Call) -> bytes:
-    headers = b"x-flexband-class: %b\r\n" % header_text(call.klass.policy.slug)
-    if call.asked is not call.klass:
-        headers += b"x-flexband-asked-class: %b\r\n" % header_text(call.asked.policy.slug)
-    return headers
-
-
-def call_headers(call: Call) -> bytes:
-    """Headers of an answer to an admitted call."""
-    headers = _ids(call.request_id, call.exchange) + _class_headers(call)
-    if call.first_dispatch_us:
-        headers += b"x-flexband-queue-ms: %d\r\n" % ((call.first_dispatch_us - call.arrived_us) // 1000)
-    if call.estimated_wait_us is not None:
-        headers += b"x-flexband-estimated-wait-ms: %d\r\n" % (call.estimated_wait_us // 1000)
-    return headers
 
 
 def _stranger(key: KeyEntry) -> TenantEntry:

@@ -173,7 +173,10 @@ def _why_waiting(engine: Engine, queue: ClassQueue) -> str:
 
 def _tenants_live(engine: Engine, now_us: int) -> Iterable[TenantLive]:
     by_class = {engine.class_id(queue.spec.slug): queue for queue in engine.scheduler.classes}
-    for (class_id, tenant_id), presence in engine.figures.tenants.items():
+    for (class_id, tenant_id), presence in list(engine.figures.tenants.items()):
+        if presence.quiet(now_us):
+            del engine.figures.tenants[class_id, tenant_id]
+            continue
         queue, slug = by_class.get(class_id), engine.tenant_slug(tenant_id)
         if queue is None or slug is None:
             continue

@@ -1,5 +1,6 @@
 """The policy and the live list in force: verified, applied whole or not at all, and kept over restarts."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -73,7 +74,7 @@ def refusal_of(document: PolicyDocument, trust: Trust, *, revision_now: int, now
         return f"{NOT_YET} {document.not_before}: this agent's clock may be behind"
     if now_us >= accept_until_us:
         return f"had to be applied before {document.accept_until}: push the policy again"
-    return content_refusal(document)
+    return None
 
 
 def content_refusal(document: PolicyDocument) -> str | None:
@@ -135,8 +136,10 @@ def verify_bundle(bundle: bytes, digest: str, trust: Trust) -> Verified:
 class PolicyState:
     """The last good policy; a refused one leaves it in force."""
 
-    def __init__(self, state_dir: Path) -> None:
+    def __init__(self, state_dir: Path, trial: Callable[[PolicyDocument], str | None]) -> None:
+        """`trial` rehearses a document and gives the reason why it cannot be applied, or None."""
         self._path = state_dir / POLICY_FILE
+        self._trial = trial
         self.document: PolicyDocument | None = None
         self.digest = ""
         self.refused_revision: int | None = None
@@ -160,7 +163,7 @@ class PolicyState:
         document = verified.document
         if document is None or document.installation != trust.installation or document.pool.slug != trust.pool:
             return None
-        if document.schema != SCHEMA or content_refusal(document) is not None:
+        if document.schema != SCHEMA or self._why_not(document) is not None:
             return None
         self.document, self.digest = document, stored.digest
         return document
@@ -170,7 +173,7 @@ class PolicyState:
         verified = verify_bundle(bundle, digest, trust)
         document, reason = verified.document, verified.reason
         if document is not None:
-            refusal = refusal_of(document, trust, revision_now=self.revision, now_us=now_us)
+            refusal = refusal_of(document, trust, revision_now=self.revision, now_us=now_us) or self._why_not(document)
             document, reason = (None, refusal) if refusal is not None else (document, "")
         if document is None:
             self.refuse(verified.revision, digest, reason)
@@ -182,6 +185,9 @@ class PolicyState:
         self.document, self.digest = document, digest
         self.refused_revision, self.refused_digest, self.refused_reason = None, "", ""
         return document
+
+    def _why_not(self, document: PolicyDocument) -> str | None:
+        return content_refusal(document) or self._trial(document)
 
     def refuse(self, revision: int, digest: str, reason: str) -> None:
         """Remember why a revision was not applied; told with every report until another is applied."""

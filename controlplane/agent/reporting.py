@@ -81,6 +81,7 @@ def cut_last_report(spool: EpochSpool, now_us: int) -> None:
     """
     state = spool.state
     objectives, refusals = ObjectiveLedger(), RefusalLog()
+    objectives.recover_admitted(state.admitted)
     for opened in state.opened.values():
         if not opened.counted:
             objectives.recover_admitted(opened.marks)

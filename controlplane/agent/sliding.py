@@ -62,6 +62,11 @@ class Presence:
         step.residence_us += residence_us
         self.present -= 1
 
+    def quiet(self, now_us: int) -> bool:
+        """Nobody is here, and nobody came or left in the window."""
+        self._at(now_us)
+        return not self.present and not any(step.arrivals or step.departures for step in self._steps)
+
     def figures(self, now_us: int) -> PresenceFigures:
         self._at(now_us)
         span_us = max(1, min(WINDOW_US, now_us - self._started_us))

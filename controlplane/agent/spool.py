@@ -25,6 +25,7 @@ from controlplane.agent.journal_entries import (
     Cut,
     Entry,
     Head,
+    Mark,
     Moved,
     Opened,
     Sealed,
@@ -57,6 +58,8 @@ class SpoolState:
     opened: dict[str, Opened] = field(default_factory=dict)
     closed: deque[Closed] = field(default_factory=deque)
     turned: list[Turned] = field(default_factory=list)
+    admitted: list[Mark] = field(default_factory=list)
+    """Marks of requests that were admitted and closed since the last report: nobody has counted their admission."""
     reports: deque[StoredReport] = field(default_factory=deque)
     """Reports that are not accepted, oldest first."""
     accepted: deque[StoredReport] = field(default_factory=deque)
@@ -69,7 +72,9 @@ class SpoolState:
         if isinstance(entry, Opened):
             self.opened[entry.row.request_id] = entry
         elif isinstance(entry, Closed):
-            self.opened.pop(entry.row.request_id, None)
+            opened = self.opened.pop(entry.row.request_id, None)
+            if opened is not None and not opened.counted:
+                self.admitted += opened.marks
             self.closed.append(entry)
         elif isinstance(entry, Turned):
             self.turned.append(entry)
@@ -90,6 +95,7 @@ class SpoolState:
         self.opened.clear()
         self.closed.clear()
         self.turned.clear()
+        self.admitted.clear()
         self.last_seq = max(self.last_seq, head.next_seq - 1)
 
     def _take_cut(self, cut: Cut, path: Path, offset: int, length: int) -> None:
@@ -104,6 +110,7 @@ class SpoolState:
             if not entry.counted:
                 self.opened[request_id] = msgspec.structs.replace(entry, counted=True)
         self.turned.clear()
+        self.admitted.clear()
 
     def closed_over(self, records: int) -> bool:
         """Whether more rows than that wait for a report."""

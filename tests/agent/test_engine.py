@@ -92,11 +92,20 @@ async def test_a_previous_secret_is_good_until_its_instant(make_agent):
 
 
 async def test_queue_and_stage_timeouts_are_failures_of_ours(make_agent):
-    doc = msgspec.structs.replace(one_place(), classes=[worlds.class_policy(stage_timeout_s=1)])
-    agent = await make_agent(doc, speed=1.0)
-    running, waiting = await send(agent, **LONG), await send(agent, **LONG)
-    statuses = sorted([(await running.answer()).json["error"]["code"], (await waiting.answer()).json["error"]["code"]])
-    assert statuses == ["queue_timeout", "stage_timeout"]
+    """One place: a long request of a patient class holds it; an impatient one waits too long for it."""
+    patient, impatient = worlds.class_policy(stage_timeout_s=2), worlds.class_policy("quick", id=9, stage_timeout_s=1)
+    doc = msgspec.structs.replace(
+        one_place(),
+        classes=[patient, impatient],
+        tenants=[worlds.tenant_policy(classes=["chat", "quick"])],
+        pool=msgspec.structs.replace(one_place().pool, isolation="shared"),
+    )
+    agent = await make_agent(doc, [worlds.live_key(classes=["chat", "quick"])], speed=1.0)
+    running = await send(agent, **LONG)
+    waiting = await send(agent, headers="x-flexband-class: quick\r\n", **LONG)
+    late, slow = await waiting.answer(), await running.answer()
+    assert (late.status, late.json["error"]["code"]) == (504, "queue_timeout")
+    assert (slow.status, slow.json["error"]["code"]) == (504, "stage_timeout")
     await agent.until(lambda: not agent.engine.calls)
     for row in agent.closed_rows():
         assert row.flags & FLAG_NOT_CHARGED

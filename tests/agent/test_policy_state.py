@@ -7,14 +7,17 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from controlplane.agent.policy_state import LiveList, PolicyState, Trust
-from controlplane.wire.policy import LiveTenant, SignedPolicy
+from controlplane.agent.policy_trial import trial_refusal
+from controlplane.wire.policy import LiveTenant, SafeRate, SignedPolicy
 from tests.agent.worlds import (
     bundle,
     class_policy,
     delta,
     document,
+    flex_policy,
     live_item,
     live_key,
+    rate,
     slot,
     tenant_policy,
     trust,
@@ -26,7 +29,7 @@ OTHER_KEY = Ed25519PrivateKey.from_private_bytes(bytes(32))
 
 @pytest.fixture
 def state(tmp_path):
-    return PolicyState(tmp_path)
+    return PolicyState(tmp_path, trial_refusal)
 
 
 def refusal(state: PolicyState, doc, *, now_us: int = NOW_US, trust_: Trust | None = None, key=None) -> str:
@@ -38,7 +41,7 @@ def refusal(state: PolicyState, doc, *, now_us: int = NOW_US, trust_: Trust | No
 def test_a_good_policy_is_applied_and_kept(state, tmp_path):
     signed, digest = bundle(document(3))
     assert state.consider(signed, digest, trust(), now_us=NOW_US).revision == 3
-    again = PolicyState(tmp_path)
+    again = PolicyState(tmp_path, trial_refusal)
     assert again.restore(trust()).revision == 3
     assert again.digest == digest
 
@@ -46,7 +49,7 @@ def test_a_good_policy_is_applied_and_kept(state, tmp_path):
 def test_accept_until_limits_first_application_never_use(state, tmp_path):
     doc = document(3, accept_until="2027-01-15T08:00:01+00:00")
     assert state.consider(*bundle(doc), trust(), now_us=NOW_US) is not None
-    assert PolicyState(tmp_path).restore(trust()) is not None
+    assert PolicyState(tmp_path, trial_refusal).restore(trust()) is not None
     late = document(4, accept_until="2027-01-15T08:00:00+00:00")
     assert "had to be applied before" in refusal(state, late)
 
@@ -64,6 +67,13 @@ def test_accept_until_limits_first_application_never_use(state, tmp_path):
         ({"classes": [class_policy(downgrade_to="ghost")]}, "ghost"),
         ({"pool": {"slots": [slot(1), slot(2, name="S1")]}}, "same name"),
         ({"tenants": [tenant_policy(weight=0)]}, "weight"),
+        ({"classes": [class_policy(overload="shrug")]}, "shrug"),
+        ({"pool": {"isolation": "none"}}, "cannot be applied"),
+        ({"pool": {"safe_rate": SafeRate({"0": 4.0})}}, "safe rate"),
+        ({"pool": {"slots": [slot(1, places=0)]}}, "at least one place"),
+        ({"pool": {"flex": flex_policy(drain_bound_s=0)}}, "drain_bound_us"),
+        ({"rates": [rate(prompt_nanos_per_mtok=-1)]}, "negative"),
+        ({"rates": [rate(effective_from="soon")]}, "cannot be applied"),
         ({"classes": [class_policy(min_share_ppm=600_000), class_policy("bulk", kind="batch", min_share_ppm=600_000)]},
          "more than 1"),
     ],
@@ -100,8 +110,8 @@ def test_a_refused_digest_is_not_pulled_again_but_one_before_its_time_is(state):
 
 def test_a_policy_of_another_trust_is_not_restored(state, tmp_path):
     assert state.consider(*bundle(document(5)), trust(), now_us=NOW_US) is not None
-    assert PolicyState(tmp_path).restore(dataclasses.replace(trust(), pool="else")) is None
-    assert PolicyState(tmp_path).restore(dataclasses.replace(trust(), signing_keys={})) is None
+    assert PolicyState(tmp_path, trial_refusal).restore(dataclasses.replace(trust(), pool="else")) is None
+    assert PolicyState(tmp_path, trial_refusal).restore(dataclasses.replace(trust(), signing_keys={})) is None
 
 
 class TestLiveList:

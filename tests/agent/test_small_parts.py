@@ -2,6 +2,8 @@
 
 import asyncio
 import random
+import subprocess
+import sys
 import time
 import uuid
 
@@ -190,3 +192,12 @@ async def test_memory_makes_requests_wait_and_what_never_fits_fails():
     fits, too_large = await run(backend, request(), request(prompt_tokens=500))
     assert fits.usage is not None
     assert too_large.failure.status == 400
+
+
+def test_the_agent_needs_no_django_and_no_numpy():
+    """It runs next to the GPUs from `core`, `wire` and a handful of wheels."""
+    script = (
+        "import sys, controlplane.agent.cli; print(sorted({'django', 'numpy', 'psycopg', 'celery'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"

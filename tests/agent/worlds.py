@@ -19,6 +19,7 @@ from controlplane.agent.clock import Clock
 from controlplane.agent.engine import Engine
 from controlplane.agent.gateway import HttpFront
 from controlplane.agent.policy_state import LiveList, PolicyState, Trust
+from controlplane.agent.policy_trial import trial_refusal
 from controlplane.agent.routes import TenantRoutes
 from controlplane.agent.spool import EpochSpool
 from controlplane.core.slot_states import SlotState
@@ -105,6 +106,21 @@ def slot(number: int, band: str = "interactive", **changes) -> SlotPolicy:
     return SlotPolicy(**{**base, **changes})
 
 
+def rate(**changes) -> RatePolicy:
+    base = {
+        "rate_version": 9,
+        "class_slug": "chat",
+        "model_id": 5,
+        "effective_from": "2020-01-01T00:00:00+00:00",
+        "prompt_nanos_per_mtok": 1_000_000_000,
+        "cached_nanos_per_mtok": 100_000_000,
+        "output_nanos_per_mtok": 3_000_000_000,
+        "gpu_nanos_per_slot_hour": 0,
+        "discount_ppm": 0,
+    }
+    return RatePolicy(**{**base, **changes})
+
+
 def flex_policy(**changes) -> FlexPolicy:
     base = {
         "lend_p95_ms": 200,
@@ -176,20 +192,7 @@ def document(revision: int = 1, **changes) -> PolicyDocument:
                 threshold_ms=700,
             ),
         ],
-        "rates": [
-            RatePolicy(
-                rate_version=9,
-                class_slug=slug,
-                model_id=5,
-                effective_from="2020-01-01T00:00:00+00:00",
-                prompt_nanos_per_mtok=1_000_000_000,
-                cached_nanos_per_mtok=100_000_000,
-                output_nanos_per_mtok=3_000_000_000,
-                gpu_nanos_per_slot_hour=0,
-                discount_ppm=0,
-            )
-            for slug in ("chat", "bulk")
-        ],
+        "rates": [rate(class_slug=slug) for slug in ("chat", "bulk")],
     }
     return PolicyDocument(**{**base, **changes})
 
@@ -251,7 +254,7 @@ class Agent:
 
     def __init__(self, state_dir: Path, backend: Backend, doc: PolicyDocument, keys: list[LiveKey]) -> None:
         self.state_dir = state_dir
-        self.policy = PolicyState(state_dir)
+        self.policy = PolicyState(state_dir, trial_refusal)
         self.live = LiveList(state_dir)
         self.engine = Engine(clock=Clock(), backend=backend, agent_id=AGENT_ID, state_dir=state_dir)
         self.spool = EpochSpool.create(state_dir / "spool", 1, self.engine.clock.now_us())

@@ -1,0 +1,32 @@
+"""Headers that answers carry about their request."""
+
+from __future__ import annotations
+
+from controlplane.agent.answers import header_text
+from controlplane.agent.call import Call, Exchange
+
+
+def id_headers(request_id: str, exchange: Exchange) -> bytes:
+    """The request's id, and the client's own beside it."""
+    headers = b"x-request-id: %b\r\n" % request_id.encode()
+    if exchange.client_request_id:
+        headers += b"x-client-request-id: %b\r\n" % header_text(exchange.client_request_id)
+    return headers
+
+
+def class_headers(call: Call) -> bytes:
+    """The class that served, and the one that was asked for where it differs."""
+    headers = b"x-flexband-class: %b\r\n" % header_text(call.klass.policy.slug)
+    if call.asked is not call.klass:
+        headers += b"x-flexband-asked-class: %b\r\n" % header_text(call.asked.policy.slug)
+    return headers
+
+
+def call_headers(call: Call) -> bytes:
+    """Headers of an answer to an admitted call."""
+    headers = id_headers(call.request_id, call.exchange) + class_headers(call)
+    if call.first_dispatch_us:
+        headers += b"x-flexband-queue-ms: %d\r\n" % ((call.first_dispatch_us - call.arrived_us) // 1000)
+    if call.estimated_wait_us is not None:
+        headers += b"x-flexband-estimated-wait-ms: %d\r\n" % (call.estimated_wait_us // 1000)
+    return headers
