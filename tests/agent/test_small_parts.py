@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 import uuid
+from pathlib import Path
 
 import pytest
 
@@ -22,6 +23,7 @@ from controlplane.wire import signing
 from tests.agent import worlds
 
 S = 1_000_000
+ROOT = Path(__file__).parents[2]
 
 
 def test_request_ids_are_uuid7_and_sort_by_arrival():
@@ -194,10 +196,11 @@ async def test_memory_makes_requests_wait_and_what_never_fits_fails():
     assert too_large.failure.status == 400
 
 
-def test_the_agent_needs_no_django_and_no_numpy():
-    """It runs next to the GPUs from `core`, `wire` and a handful of wheels."""
+def test_the_agent_runs_where_django_numpy_and_psycopg_are_not_installed():
+    """kombu looks for Django where there is one; nothing of ours does."""
     script = (
-        "import sys, controlplane.agent.cli; print(sorted({'django', 'numpy', 'psycopg', 'celery'} & set(sys.modules)))"
+        "import sys\n"
+        "for name in ('django', 'numpy', 'psycopg', 'celery'): sys.modules[name] = None\n"
+        "import controlplane.agent.cli\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.strip() == "[]"
+    subprocess.run([sys.executable, "-c", script], cwd=ROOT, timeout=60, check=True)
