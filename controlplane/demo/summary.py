@@ -207,8 +207,11 @@ def _charges(since: datetime) -> dict[str, Any]:
 def _policy() -> dict[str, Any]:
     revision = Revision.objects.order_by("-number").first()
     deliveries = Delivery.objects.filter(rollout__revision=revision) if revision else Delivery.objects.none()
-    acked = [row for row in deliveries if row.state == Delivery.State.ACKED and row.sent_at and row.answered_at]
-    times_ms = sorted((row.answered_at - row.sent_at).total_seconds() * 1_000 for row in acked)
+    times_ms = sorted(
+        (row.answered_at - row.sent_at).total_seconds() * 1_000
+        for row in deliveries
+        if row.state == Delivery.State.ACKED and row.sent_at and row.answered_at
+    )
     return {
         "revision": revision.number if revision else None,
         "agents": len(deliveries),

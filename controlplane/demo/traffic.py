@@ -11,8 +11,9 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import orjson
@@ -41,7 +42,7 @@ class Traffic:
         self.rejected: Counter[str] = Counter()
         self.broken: Counter[str] = Counter()
         self.stopping = asyncio.Event()
-        self.under_way: set[asyncio.Task[None]] = set()
+        self.under_way: set[asyncio.Task[float | None]] = set()
         self._rng = random.Random(plan.seed)
         self._ends = open(plan.ends, "a", encoding="utf-8", buffering=1) if plan.ends else None  # noqa: SIM115
 
@@ -55,8 +56,8 @@ class Traffic:
         await asyncio.gather(*sources, *loops, return_exceptions=True)
         if self.under_way:
             await asyncio.wait(self.under_way, timeout=DRAIN_S)
-        for task in self.under_way:
-            task.cancel()
+        for request in self.under_way:
+            request.cancel()
         await asyncio.gather(*self.under_way, return_exceptions=True)
         writer.cancel()
         self.write()
@@ -98,7 +99,7 @@ class Traffic:
                 self._ask(source.pool, source.model, client, request, stream=stream, give_up_after=give_up_after)
             )
 
-    def _start(self, work: "asyncio._CoroutineLike[None]") -> None:
+    def _start(self, work: Coroutine[Any, Any, float | None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self.under_way.add(task)
         task.add_done_callback(self.under_way.discard)
@@ -155,15 +156,16 @@ class Traffic:
 
     async def _item(
         self, job: JobPlan, client: Client, uuid: str, request: TraceRequest, places: asyncio.Semaphore
-    ) -> None:
+    ) -> float | None:
         try:
             while not self.stopping.is_set():
                 retry_s = await self._ask(job.pool, job.model, client, request, stream=False, job=uuid)
                 if retry_s is None:
-                    return
+                    break
                 await asyncio.sleep(min(retry_s, 5.0) * self._rng.uniform(0.8, 1.2))
         finally:
             places.release()
+        return None
 
     # One request
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Any
 
 import redis
 from django.conf import settings
@@ -112,7 +113,7 @@ def _agents(now: datetime) -> Iterator[Finding]:
 
 def _redis() -> str:
     client = redis.Redis.from_url(settings.REDIS_URL, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S)
-    info = client.info("server")
+    info: dict[str, Any] = client.info("server")  # type: ignore[assignment]
     return f"{info.get('server_name', 'redis')} {info.get('valkey_version', info.get('redis_version'))}"
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from django.contrib.auth.models import AnonymousUser, User
 from django.contrib.auth.views import redirect_to_login
 from django.core.exceptions import ObjectDoesNotExist, PermissionDenied
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponseBase
 from rest_framework.permissions import BasePermission
 
 from controlplane.tenants.models import Member
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rest_framework.request import Request
     from rest_framework.views import APIView
 
-View = Callable[..., HttpResponse]
+View = Callable[..., HttpResponseBase]
 
 
 def member_of(user: User | AnonymousUser) -> Member | None:
@@ -47,7 +47,7 @@ def requires(permission: str, *, write: str | None = None) -> Callable[[View], V
 
     def decorate(view: View) -> View:
         @functools.wraps(view)
-        def guarded(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+        def guarded(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
             if not request.user.is_authenticated:
                 return redirect_to_login(request.get_full_path())
             needed = permission if request.method in ("GET", "HEAD") else (write or permission)

@@ -26,7 +26,7 @@ class PreconditionFailed(APIException):
 def problem_json(error: Exception, context: dict[str, Any]) -> Response | None:
     """DRF's exception handler: one problem document per error, with the fields that were wrong."""
     if isinstance(error, ValidationError):
-        fields = error.message_dict if hasattr(error, "error_dict") else {"detail": error.messages}
+        fields: Any = error.message_dict if hasattr(error, "error_dict") else {"detail": error.messages}
         return _problem(400, "Some values cannot be used.", "invalid", fields)
     response = exception_handler(error, context)
     if response is None:
@@ -38,9 +38,9 @@ def problem_json(error: Exception, context: dict[str, Any]) -> Response | None:
     code = getattr(error, "default_code", "error")
     if isinstance(error, PermissionDenied):
         code = "forbidden"
-    fields = None if detail is not None else response.data
+    wrong = None if detail is not None else response.data
     title = str(detail) if detail is not None else "Some values cannot be used."
-    problem = _problem(status, title, code, fields)
+    problem = _problem(status, title, code, wrong)
     for header in ("WWW-Authenticate", "Retry-After", "Allow"):
         if header in response:
             problem[header] = response[header]
