@@ -17,6 +17,9 @@ RECENT = timedelta(hours=3)
 """Looked at in every run: reports of agents that were away for minutes arrive here."""
 LATE = timedelta(days=15)
 """As far back as an agent's spool may reach, and a day."""
+LATE_USUALLY = timedelta(days=1)
+SWEEP_EVERY_MIN = 30
+"""Every run compares the last day with what was attributed; all of `LATE` is read twice an hour."""
 SETTLE = timedelta(seconds=5)
 """Reports of a minute have arrived this long after its end."""
 _FIRST_CATCH_UP = timedelta(days=62)
@@ -38,21 +41,22 @@ class Settled:
 
 def attribute_open(now: datetime) -> Settled:
     """Every pool: hours never done, the recent ones, and older ones that changed. The open hour up to whole minutes."""
-    return _catch_up(from_us((to_us(now - SETTLE)) // US_PER_MINUTE * US_PER_MINUTE))
+    until = from_us((to_us(now - SETTLE)) // US_PER_MINUTE * US_PER_MINUTE)
+    return _catch_up(until, LATE if until.minute % SWEEP_EVERY_MIN == 0 else LATE_USUALLY)
 
 
 def attribute_now(now: datetime) -> Settled:
     """Everything up to this very instant, the running minute too: for a fleet that has been stopped."""
-    return _catch_up(now)
+    return _catch_up(now, LATE)
 
 
-def _catch_up(until: datetime) -> Settled:
+def _catch_up(until: datetime, late: timedelta) -> Settled:
     results: list[IntervalResult] = []
     for pool in Pool.objects.order_by("id"):
         begin = _resume_at(pool, until)
         if begin is None:
             continue
-        for start in sorted(stale_hours(pool, until - LATE, begin)):
+        for start in sorted(stale_hours(pool, until - late, begin)):
             results += attribute(pool, start, start + timedelta(microseconds=1), until)
         results += attribute(pool, begin, until, until)
     return Settled.of(results)
