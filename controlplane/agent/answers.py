@@ -77,4 +77,6 @@ def bad_request(message: str, param: str | None = None) -> bytes:
 
 def header_text(value: str) -> bytes:
     """A header value that cannot break out of its line: what is not printable ASCII is left out."""
+    if value.isascii() and value.isprintable():
+        return value.encode("ascii")
     return "".join(char for char in value if " " <= char <= "~").encode("ascii")

@@ -65,7 +65,10 @@ class LinearWork:
     def due(self, now_us: int) -> int:
         """Work produced since it was last asked for, up to `now_us`."""
         elapsed = now_us - self.started_us
-        produced = self.total if elapsed >= self.span_us else self.total * max(elapsed, 0) // self.span_us
+        if elapsed >= self.span_us:
+            produced = self.total
+        else:
+            produced = self.total * elapsed // self.span_us if elapsed > 0 else 0
         due = produced - self.charged
         self.charged = produced
         return due
