@@ -124,9 +124,13 @@ class LiveConsumer(AsyncWebsocketConsumer):
 
     async def _keep_watch(self) -> None:
         """Every other second: is the session still good and the role the same; does the reader still read."""
-        while True:
+        own = asyncio.current_task()
+        # A call into a thread that had begun takes a cancellation for itself: the count still says so.
+        while own is not None and not own.cancelling():
             await asyncio.sleep(CHECK_EVERY_S)
             standing = await self._standing()
+            if own.cancelling():
+                return
             if standing != (self._role, self._tenant):
                 self.hub.leave(self.viewer)
                 await self.close(code=REVOKED)

@@ -143,7 +143,7 @@ class Hub:
 
     async def _run(self) -> None:
         tries = 0
-        while True:
+        while not _is_cancelled():
             try:
                 await self._listen()
                 tries = 0
@@ -167,7 +167,7 @@ class Hub:
             self._client = client
             subscribed: set[str] = set()
             self._changed.set()
-            while True:
+            while not _is_cancelled():
                 if self._changed.is_set():
                     self._changed.clear()
                     await self._follow(pubsub, subscribed)
@@ -239,6 +239,12 @@ class Hub:
     def _offer(topic: Topic, delta: bytes | None) -> None:
         for viewer in topic.viewers:
             viewer.offer(topic, delta)
+
+
+def _is_cancelled() -> bool:
+    """Whether this task was told to end. Reading from Redis may take a cancellation for a timeout of its own."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 _hubs: WeakKeyDictionary[asyncio.AbstractEventLoop, Hub] = WeakKeyDictionary()
