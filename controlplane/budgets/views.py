@@ -16,7 +16,6 @@ from controlplane.budgets import actions
 from controlplane.budgets.forms import BudgetForm, budget_initial
 from controlplane.budgets.models import Budget
 from controlplane.budgets.queries import Standing, budget_for, history, standings, visible_budgets
-from controlplane.core.money import format_nanos
 from controlplane.tenants.access import may, requires
 from controlplane.tenants.actions import Stale
 from controlplane.tenants.models import Tenant
@@ -31,6 +30,7 @@ from controlplane.tenants.review import (
     review_page,
 )
 from controlplane.web.exports import CsvResponse, decimal_of_nanos
+from controlplane.web.numerals import money_exact
 from controlplane.web.pagination import BadCursor, keyset_page
 from controlplane.web.views import bad_request
 
@@ -201,13 +201,13 @@ def _when_in_force(row: Budget, form: BudgetForm) -> list[str]:
     notes = []
     if form.cleaned_data["hard"] and used > new and standing.leased_nanos:
         notes.append(
-            f"{format_nanos(standing.settled_nanos)} is settled and {format_nanos(standing.leased_nanos)} is leased to "
+            f"{money_exact(standing.settled_nanos)} is settled and {money_exact(standing.leased_nanos)} is leased to "
             f"agents, together more than the new limit. It is in force once the leases are back, at the latest when "
-            f"they end; until then at most {format_nanos(max(row.limit_nanos, new))} can be spent."
+            f"they end; until then at most {money_exact(max(row.limit_nanos, new))} can be spent."
         )
     elif standing.settled_nanos >= new and new < row.limit_nanos:
         notes.append(
-            f"{format_nanos(standing.settled_nanos)} is settled in this window already: "
+            f"{money_exact(standing.settled_nanos)} is settled in this window already: "
             + ("requests are refused at once." if form.cleaned_data["hard"] else "it is over from the start.")
         )
     elif new != row.limit_nanos:
@@ -222,7 +222,7 @@ def _sent(form: BudgetForm) -> dict[str, Any]:
     shown = {name: data[name] for name in ("name", "period", "anchor_day", "zone", "thresholds")}
     if data.get("tenant") is not None:
         shown["tenant"] = data["tenant"].slug
-    return {**shown, "limit": format_nanos(data["limit"]), "stop": _stop(data["hard"])}
+    return {**shown, "limit": money_exact(data["limit"]), "stop": _stop(data["hard"])}
 
 
 def _stored(row: Budget) -> dict[str, Any]:
@@ -230,7 +230,7 @@ def _stored(row: Budget) -> dict[str, Any]:
     return {
         **shown,
         "thresholds": row.thresholds_percent,
-        "limit": format_nanos(row.limit_nanos),
+        "limit": money_exact(row.limit_nanos),
         "stop": _stop(row.hard),
     }
 

@@ -36,6 +36,7 @@ PERMISSIONS: dict[str, frozenset[Role]] = {
     "budget.write": MONEY,
     "class.read": STAFF,
     "class.write": ADMIN,
+    "class.suspend": RESPONDERS,
     "contract.read": EVERYONE,
     "contract.write": ADMIN,
     "pool.read": STAFF,

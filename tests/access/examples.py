@@ -151,8 +151,8 @@ def job(owner: str) -> UUID:
 
 def revision(owner: str) -> int:
     found = Revision.objects.first() or Revision.objects.create(
-        created_at=factories.NOW, created_by="ada", reason="first", digest="0" * 64, configuration={"schema": 1, "pools": {}},
-        not_before=factories.NOW, accept_until=factories.NOW,
+        created_at=factories.NOW, created_by="ada", reason="first", digest="0" * 64,
+        configuration={"schema": 1, "pools": {}}, not_before=factories.NOW, accept_until=factories.NOW,
     )  # fmt: skip
     return found.pk
 

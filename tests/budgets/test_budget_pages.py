@@ -33,7 +33,7 @@ def csv_rows(response) -> list[dict[str, str]]:
 class TestForm:
     def test_the_review_shows_what_will_be_and_saves_nothing(self, people, acme):
         response = people["finance"].post("/budgets/new/", FORM)
-        assert "22000.00" in response.content.decode() and "Reason" in response.content.decode()
+        assert "22,000.00" in response.content.decode() and "Reason" in response.content.decode()
         assert not Budget.objects.exists()
 
     def test_confirming_needs_a_reason(self, people, acme):
