@@ -8,6 +8,7 @@ from django.utils import timezone
 from drf_spectacular.utils import extend_schema, extend_schema_field
 from rest_framework import serializers, status
 from rest_framework.decorators import action
+from rest_framework.exceptions import PermissionDenied
 from rest_framework.mixins import ListModelMixin
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -16,6 +17,7 @@ from controlplane.audit.actors import actor_of
 from controlplane.contracts import actions, queries
 from controlplane.contracts.models import Contract, ContractVersion, WorkloadClass
 from controlplane.contracts.wording import alert_lines, sentence
+from controlplane.tenants.access import may
 from controlplane.tenants.rest import ReasonField, ReasonSerializer, VersionedViewSet, writes
 
 SLUGS = "[a-z0-9-]+"
@@ -71,6 +73,7 @@ class ClassViewSet(ListModelMixin, VersionedViewSet):
 
     read_permission = "class.read"
     write_permission = "class.write"
+    action_permissions = {"suspend": "class.suspend", "resume": "class.suspend"}
     serializer_class = ClassSerializer
     filterset_class = ClassFilter
     ordering_fields = ("slug", "priority", "created_at")
@@ -121,7 +124,9 @@ class ClassViewSet(ListModelMixin, VersionedViewSet):
     @action(detail=True, methods=["post"])
     @writes
     def resume(self, request: Request, slug: str) -> Response:
-        """Takes the class's requests again; an archived one comes back to use."""
+        """Takes the class's requests again; an archived one comes back to use, which needs `class.write`."""
+        if self.get_object().state == WorkloadClass.State.ARCHIVED and not may(request.user, "class.write"):
+            raise PermissionDenied("Your role does not include class.write.")
         return self._move(request, slug, actions.resume_class)
 
     @extend_schema(request=ReasonSerializer)

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from django.contrib import messages
-from django.core.exceptions import ValidationError
+from django.core.exceptions import PermissionDenied, ValidationError
 from django.http import Http404, HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from django.shortcuts import redirect, render
@@ -65,6 +65,7 @@ def workload_class(request: HttpRequest, slug: str) -> HttpResponse:
         "use": queries.class_uses([row])[row.pk],
         "standings": queries.standings(list(row.contracts.filter(archived_at=None).order_by("slug")), timezone.now()),
         "may_write": may(request.user, "class.write"),
+        "may_suspend": may(request.user, "class.write" if row.state == row.State.ARCHIVED else "class.suspend"),
     }
     return render(request, "contracts/class.html", context)
 
@@ -140,14 +141,17 @@ def class_edit(request: HttpRequest, slug: str) -> HttpResponseBase:
 
 
 @require_POST
-@requires("class.write")
+@requires("class.suspend")
 def class_suspend(request: HttpRequest, slug: str) -> HttpResponse:
     return _move(request, slug, actions.suspend_class, f"Suspended {slug}: agents refuse its new requests. {AT_ONCE}")
 
 
 @require_POST
-@requires("class.write")
+@requires("class.suspend")
 def class_resume(request: HttpRequest, slug: str) -> HttpResponse:
+    """Brings a suspended class back; an archived one too, which needs the role that edits classes."""
+    if _class_of(slug).state == WorkloadClass.State.ARCHIVED and not may(request.user, "class.write"):
+        raise PermissionDenied("Your role does not include class.write.")
     return _move(request, slug, actions.resume_class, f"Resumed {slug}. {AT_ONCE}")
 
 

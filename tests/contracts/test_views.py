@@ -116,12 +116,19 @@ def test_a_class_is_made_edited_suspended_and_resumed_by_its_pages(installation,
     assert "Queue at most, requests" in text(admin.post(reverse("class-edit", args=["chat"]), edit))
     admin.post(reverse("class-edit", args=["chat"]), {**edit, "confirm": "1", "reason": "shorter queue"})
     assert WorkloadClass.objects.get().max_queue == 10
-    admin.post(reverse("class-suspend", args=["chat"]), {"reason": "runaway client"})
+    oncall = people["oncall"]
+    assert oncall.get(reverse("class-edit", args=["chat"])).status_code == 403
+    assert 'data-open-dialog="suspend"' in text(oncall.get(reverse("class", args=["chat"])))
+    oncall.post(reverse("class-suspend", args=["chat"]), {"reason": "runaway client"})
     assert "Suspended" in text(people["viewer"].get(reverse("classes")))
     admin.post(reverse("class-resume", args=["chat"]), {"reason": "fixed"})
     assert WorkloadClass.objects.get().state == "active"
     assert AuditEntry.objects.filter(noun="class").count() == 4
-    assert people["oncall"].post(reverse("class-suspend", args=["chat"]), {"reason": "x"}).status_code == 403
+    assert people["viewer"].post(reverse("class-suspend", args=["chat"]), {"reason": "x"}).status_code == 403
+    Tenant.objects.update(classes=[])
+    admin.post(reverse("class-archive", args=["chat"]), {"reason": "old"})
+    assert WorkloadClass.objects.get().state == "archived"
+    assert oncall.post(reverse("class-resume", args=["chat"]), {"reason": "x"}).status_code == 403
 
 
 def test_a_circle_of_downgrades_is_told_beside_its_field(contract, people):
