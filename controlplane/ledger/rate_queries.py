@@ -89,3 +89,17 @@ def cost_rates() -> QuerySet[CostRate]:
 
 def rate_cards() -> QuerySet[RateCard]:
     return RateCard.objects.select_related("model")
+
+
+def live_cards(now: datetime) -> list[RateCard]:
+    """Of every class and model the rate card in force and those to come, in a fixed order."""
+    kept: list[RateCard] = []
+    in_force: set[tuple[str, int]] = set()
+    for row in RateCard.objects.order_by("class_slug", "model_id", "-effective_from"):
+        key = (row.class_slug, row.model_id)
+        if key in in_force:
+            continue
+        if row.effective_from <= now:
+            in_force.add(key)
+        kept.append(row)
+    return sorted(kept, key=lambda row: (row.class_slug, row.model_id, row.effective_from))

@@ -3,13 +3,16 @@
 Keys, suspensions and freezes are not in it: they act at once and travel in the live list.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from datetime import datetime
+from typing import TYPE_CHECKING
 
 from controlplane.budgets.models import Budget
 from controlplane.contracts.models import ContractVersion, WorkloadClass
 from controlplane.fleet.models import Pool, Slot
-from controlplane.ledger.models import RateCard
+from controlplane.ledger.rate_queries import live_cards
 from controlplane.policy.configuration import Configuration, instant
 from controlplane.tenants.models import Tenant
 from controlplane.tenants.queries import installation
@@ -26,6 +29,9 @@ from controlplane.wire.policy import (
     SlotPolicy,
     TenantPolicy,
 )
+
+if TYPE_CHECKING:
+    from controlplane.ledger.models import RateCard
 
 
 @dataclass(frozen=True)
@@ -90,7 +96,7 @@ def load_source(now: datetime) -> Source:
         classes=tuple(WorkloadClass.objects.exclude(state=WorkloadClass.State.ARCHIVED).order_by("slug")),
         tenants=tuple(Tenant.objects.exclude(state=Tenant.State.ARCHIVED).order_by("slug")),
         versions=tuple(_live_versions(now)),
-        cards=tuple(_live_cards(now)),
+        cards=tuple(live_cards(now)),
         hard_budget_tenants=frozenset(
             Budget.objects.filter(hard=True, archived_at__isnull=True).values_list("tenant_id", flat=True)
         ),
@@ -143,20 +149,6 @@ def _live_versions(now: datetime) -> list[ContractVersion]:
             in_force.add(row.contract_id)
         kept.append(row)
     return sorted(kept, key=lambda row: (row.contract.slug, row.number))
-
-
-def _live_cards(now: datetime) -> list[RateCard]:
-    """Of every class and model the rate card in force and those to come."""
-    kept: list[RateCard] = []
-    in_force: set[tuple[str, int]] = set()
-    for row in RateCard.objects.order_by("class_slug", "model_id", "-effective_from"):
-        key = (row.class_slug, row.model_id)
-        if key in in_force:
-            continue
-        if row.effective_from <= now:
-            in_force.add(key)
-        kept.append(row)
-    return sorted(kept, key=lambda row: (row.class_slug, row.model_id, row.effective_from))
 
 
 def _document(pool: Pool, source: Source) -> PolicyDocument:
