@@ -196,17 +196,18 @@ class ContractSerializer(serializers.ModelSerializer):
 
     def _version(self, contract: Contract) -> dict[str, Any]:
         """Versions are read once for the whole answer, not once a contract."""
-        if "versions" not in self.context:
-            parent = self.parent.instance if self.parent is not None else [contract]
-            found = queries.standings(list(parent), timezone.now())
-            self.context["versions"] = {
+        known: dict[str, Any] = self.context  # type: ignore[assignment]
+        if "versions" not in known:
+            listed: Any = self.parent.instance if self.parent is not None else [contract]
+            found = queries.standings(list(listed), timezone.now())
+            known["versions"] = {
                 row.contract.pk: {
                     "in_force": VersionSerializer(row.in_force).data if row.in_force else None,
                     "next": VersionSerializer(row.next).data if row.next else None,
                 }
                 for row in found
             }
-        return self.context["versions"].get(contract.pk, {})
+        return known["versions"].get(contract.pk, {})
 
 
 class VersionWriteSerializer(serializers.ModelSerializer):

@@ -35,7 +35,7 @@ CARD_ACTS = (
 def rate_list(request: HttpRequest) -> HttpResponse:
     now = timezone.now()
     costs, cards = rate_queries.cost_lines(now), rate_queries.card_lines(now)
-    missing = sum(1 for line in (*costs, *cards) if line.in_force is None)
+    missing = sum(line.in_force is None for line in costs) + sum(line.in_force is None for line in cards)
     book = installation()
     context = {
         "costs": costs,

@@ -56,13 +56,8 @@ class Command(BaseCommand):
         except ValidationError as error:
             raise CommandError(" ".join(error.messages), returncode=2) from error
         if options["json"]:
-            body = {
-                "id": agent.pk,
-                "name": agent.name,
-                "state": agent.state,
-                "retired_at": agent.retired_at.isoformat(),
-            }
-            self.stdout.write(json.dumps(body))
+            at = agent.retired_at.isoformat() if agent.retired_at else None
+            self.stdout.write(json.dumps({"id": agent.pk, "name": agent.name, "retired_at": at}))
         else:
             self.stdout.write(f"{agent.name} of pool {agent.pool.slug} is retired; its slots are free for another.")
 
