@@ -27,7 +27,7 @@ from controlplane.contracts.forms import (
     contract_shown,
 )
 from controlplane.contracts.models import Contract, ContractVersion, WorkloadClass
-from controlplane.contracts.wording import alert_lines, phrases, sentence
+from controlplane.contracts.wording import AlertLine, alert_lines, phrases, sentence
 from controlplane.fleet.edit_flow import Edit, run
 from controlplane.fleet.percent import percent_of_ppm
 from controlplane.tenants.access import may, requires
@@ -207,7 +207,7 @@ def contract(request: HttpRequest, slug: str) -> HttpResponse:
         "standing": standing,
         "version_word": f"Version {standing.in_force.number}" if standing.in_force else "",
         "phrases": phrases(shown) if shown else [],
-        "alerts": alert_lines(shown.target_ppm) if shown else [],
+        "alerts": _alerts(shown) if shown else [],
         "record": record_of(standing.in_force, now) if standing.in_force else None,
         "versions": [
             (version, sentence(version)) for version in row.versions.order_by("-number")
@@ -307,7 +307,7 @@ def contract_edit(request: HttpRequest, slug: str) -> HttpResponseBase:
             context={
                 "newest": newest,
                 "phrases": phrases(newest),
-                "alerts": alert_lines(newest.target_ppm),
+                "alerts": _alerts(newest),
                 "record": record_of(newest, timezone.now()),
                 "meta": [about, f"Version {newest.number} begins {newest.effective_from:%-d %b %Y %H:%M} UTC"],
             },
@@ -343,8 +343,7 @@ def contract_reads(request: HttpRequest) -> HttpResponse:
         pieces: Sequence[Any] = phrases(spoken)
     except (AttributeError, TypeError, KeyError):
         pieces = []
-    target = getattr(spoken, "target_ppm", 0)
-    context = {"phrases": pieces, "alerts": alert_lines(target) if 0 < target < actions.PPM else []}
+    context = {"phrases": pieces, "alerts": _alerts(spoken) if hasattr(spoken, "objective") else []}
     return render(request, "contracts/reads.html", context)
 
 
@@ -354,6 +353,14 @@ def _relevant(values: dict[str, Any]) -> dict[str, Any]:
     deadline = {"admitted_before", "finished_by", "zone", "first_attempt_within"}
     drop = deadline if values.get("objective") == ContractVersion.Objective.LATENCY else latency
     return {name: value for name, value in contract_shown(values).items() if name not in drop}
+
+
+def _alerts(promise: Any) -> list[AlertLine] | None:
+    """Burn alerts of a latency promise, none yet without a target; None for jobs, which are judged night by night."""
+    if promise.objective != ContractVersion.Objective.LATENCY:
+        return None
+    target_ppm = getattr(promise, "target_ppm", 0)
+    return alert_lines(target_ppm) if 0 < target_ppm < actions.PPM else []
 
 
 def _start(form: ContractForm) -> str:
@@ -366,7 +373,7 @@ def _contract_notes(form: ContractForm) -> list[str]:
     values = form.values()
     objective = values.get("objective") or ("latency" if "metric" in values else "deadline")
     notes = ["Reads: " + sentence(SimpleNamespace(**{**values, "objective": objective}))]
-    for line in alert_lines(values["target_ppm"]):
+    for line in _alerts(SimpleNamespace(objective=objective, target_ppm=values["target_ppm"])) or ():
         if not line.reachable:
             offered = f" {line.offered.capitalize()} is the fastest that can." if line.offered else ""
             notes.append(f"The {line.severity} at burn {line.factor} is dropped: {line.arithmetic}.{offered}")

@@ -102,23 +102,33 @@ def pool_edit(request: HttpRequest, slug: str) -> HttpResponseBase:
         return [TAKES_PUSH, *room_warnings(planned, now)]
 
     stored = pool_shown({name: getattr(pool, name) for name in actions.POOL_FIELDS} | {"model": pool.model.name})
+    may_write = may(request.user, "pool.write")
+
+    def make_form(data: Any) -> PoolForm:
+        form = PoolForm(data, pool=pool, initial=pool_initial(pool))
+        if not may_write:
+            for field in form.fields.values():
+                field.disabled = True
+        return form
+
     context = {
         "pool": pool,
         "slots": queries.slot_rows(pool=pool),
         "warnings": room_warnings(pool, now),
-        "may_write": may(request.user, "pool.write"),
+        "may_write": may_write,
+        "read_only": not may_write,
         "meta": [f"{pool.model.name} on {pool.gpu_type}", pool.get_isolation_display(), f"version {pool.version}"],
         "now": now,
     }
     return run(
         request,
         Edit(
-            title=f"Edit {slug}",
+            title=f"Edit {slug}" if may_write else f"Settings of {slug}",
             verb="Save changes",
             back=reverse("pools"),
             back_label="Pools",
             labels=pool_labels(),
-            make_form=lambda data: PoolForm(data, pool=pool, initial=pool_initial(pool)),
+            make_form=make_form,
             stored=stored,
             shown=lambda form: pool_shown({**form.values(), "model": pool.model.name}),
             save=save,

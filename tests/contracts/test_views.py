@@ -62,6 +62,7 @@ def test_a_target_under_which_the_fastest_page_cannot_fire_shows_the_arithmetic(
 def test_the_form_reads_aloud_while_it_is_typed(contract, people):
     data = version_data(contract, target="97.5", threshold_ms="650")
     heard = text(people["admin"].post(reverse("contract-reads") + "?contract=chat-ttft", data))
+    assert "Burn alerts" in heard
     assert "97.5" in heard and "650" in heard and "Cannot fire" not in heard
     empty = text(people["admin"].post(reverse("contract-reads"), {}))
     assert "Fill in the promise" in empty
@@ -158,3 +159,19 @@ def test_a_contract_is_ended_with_a_reason(contract, people):
     assert Contract.objects.get().archived_at is not None
     assert admin.get(reverse("contract-edit", args=["chat-ttft"])).status_code == 404
     assert "chat-ttft" in text(admin.get(reverse("contracts") + "?state=ended"))
+
+
+def test_a_deadline_contract_is_made_by_its_page_and_has_no_burn_alerts(installation, people):
+    then = timezone.now()
+    actions.create_class(slug="bulk", kind="batch", values={}, actor=ADA, now=then)
+    data = filled(
+        ContractForm(new=True), slug="nightly", workload_class="bulk", objective="deadline", target="98",
+        admitted_before="20:00", finished_by="06:00", zone="Europe/Berlin", first_attempt_within_min="120",
+    )  # fmt: skip
+    review = text(people["admin"].post(reverse("contract-new"), data))
+    assert "20:00" in review and "Threshold" not in review and "14.4" not in review
+    saved = people["admin"].post(reverse("contract-new"), {**data, "confirm": "1", "reason": "nights"})
+    assert saved.status_code == 302, text(saved)
+    page = text(people["viewer"].get(reverse("contract", args=["nightly"])))
+    assert "Burn alerts" not in page and "finish by" in page
+    assert people["admin"].get(reverse("contract-edit", args=["nightly"])).status_code == 200

@@ -112,7 +112,8 @@ def test_slots_are_edited_and_removed_with_a_reason(fleet, people):
 def test_a_viewer_reads_the_settings_and_changes_nothing(fleet, people):
     viewer = people["viewer"]
     page = text(viewer.get(POOL))
-    assert "Add slots" not in page and "Archive pool" not in page
+    assert "Add slots" not in page and "Archive pool" not in page and "Review change" not in page
+    assert "Settings of chat" in page
     assert viewer.post(POOL, pool_data(fleet, lend_p95_ms=1)).status_code == 403
 
 
