@@ -206,7 +206,7 @@ def _rates(pools: set[str], now: datetime) -> None:
 def _contracts(now: datetime) -> None:
     ttft = {"objective": "latency", "metric": "ttft", "population": "offered", "window_s": 900}
     promises = (
-        ("chat-ttft", "Chat starts streaming", "", {**ttft, "target_ppm": 990_000, "threshold_ms": 1_000}),
+        ("chat-ttft", "Chat starts streaming", "", {**ttft, "target_ppm": 950_000, "threshold_ms": 1_000}),
         ("chat-acme-queue", "Acme hardly waits", "acme", {
             **ttft, "metric": "queue_wait", "target_ppm": 950_000, "threshold_ms": 500, "load_limit_per_s": 30.0,
         }),
