@@ -1,6 +1,7 @@
 """Fixtures that every suite shares: an installation, people of each role, and a fixed instant."""
 
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 from django.db.backends.postgresql.operations import DatabaseOperations
@@ -21,6 +22,16 @@ def _flush_append_only_too(self, style, tables, **options):
 
 
 DatabaseOperations.sql_flush = _flush_append_only_too
+
+ALONE = ("live", "embedded", "supervisor", "e2e", "chaos", "test_bootstrap.py")
+
+
+def pytest_collection_modifyitems(items):
+    """Marks what must not run beside other tests (see tests/__main__.py)."""
+    here = Path(__file__).parent
+    for item in items:
+        if item.get_closest_marker("processes") or item.path.relative_to(here).parts[0] in ALONE:
+            item.add_marker("alone")
 
 
 @pytest.fixture
