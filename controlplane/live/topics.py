@@ -355,7 +355,7 @@ def tenant_state(reading: Reading, tenant: Tenant) -> State:
     ]
     tally = attention.tally(contracts)
     queue = [
-        {**row, "key": f"{pool.slug}-{row['key']}", "pool": pool.model.name}
+        {**row, "key": f"p{pool.pk}{row['key']}", "pool": pool.model.name}
         for pool in reading.pools
         for row in _queue(reading, pool, tenant.pk)
     ]

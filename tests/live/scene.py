@@ -66,7 +66,7 @@ def objective(version: ContractVersion, pool: Pool, minute: datetime, offered: i
         "successful": offered - values.get("refused", 0), "good": offered - bad,
         "bad": {"slow": bad} if bad else {},
     }  # fmt: skip
-    row |= {name: value for name, value in values.items() if name != "refused"}
+    row |= {"bad" if name == "causes" else name: value for name, value in values.items() if name != "refused"}
     ObjectiveMinute.objects.create(contract_version_id=version.pk, pool_id=pool.pk, minute=minute, **row)
 
 
