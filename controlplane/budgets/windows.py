@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -114,7 +114,7 @@ def windows_at(
         cursor.execute(_ENSURE_SQL, columns)
         rows = _read(cursor, columns[:2], spans, lock=lock)
     if lock:
-        rows = [_follow_limit(cursor, row) for row in rows]
+        rows = [_follow_limit(cursor, row) for row in _with_present_limits(cursor, rows)]
     return {(row.budget.id, row.starts_at): row for row in rows}
 
 
@@ -127,6 +127,20 @@ def _read(
 ) -> list[WindowRow]:
     cursor.execute(_READ_SQL + (" FOR UPDATE OF w" if lock else ""), columns)
     return [WindowRow(row[0], spans[(row[1], row[2])][0], *row[2:]) for row in cursor.fetchall()]
+
+
+def _with_present_limits(cursor: Cursor[Any], rows: Sequence[WindowRow]) -> list[WindowRow]:
+    """The locked rows with limit and stop as they are now: they may have changed while the lock was waited for."""
+    cursor.execute(
+        "SELECT id, limit_nanos, hard FROM budgets_budget WHERE id = ANY(%s)",
+        (sorted({row.budget.id for row in rows}),),
+    )
+    present = {budget_id: (limit_nanos, hard) for budget_id, limit_nanos, hard in cursor.fetchall()}
+    found = []
+    for row in rows:
+        limit_nanos, hard = present[row.budget.id]
+        found.append(replace(row, budget=replace(row.budget, limit_nanos=limit_nanos, hard=hard)))
+    return found
 
 
 def _follow_limit(cursor: Cursor[Any], row: WindowRow) -> WindowRow:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from datetime import UTC, datetime
 
 import pytest
+from django.db import connection, transaction
 
 from controlplane.budgets.ingest import settle_soft
 from controlplane.budgets.leases import Asking, acquire
@@ -82,3 +85,37 @@ def test_the_sweep_makes_windows_notes_thresholds_once_and_follows_limits(budget
     assert sweep(noon).thresholds == 1
     found = BudgetWindow.objects.get(budget=own)
     assert (found.notified_percent, found.limit_nanos) == (100, 80)
+
+
+def test_a_lease_that_waited_for_a_lowered_limit_does_not_raise_it_again(budget, in_transaction, noon):
+    """The limit is lowered while a lease waits for the window's lock: the lease must see the lower one."""
+    own = budget(limit=1_000)
+    asking = Asking(1, 1, budget.child.pk, 100)
+    in_transaction(acquire, asking, noon)
+    leased = BudgetWindow.objects.get(budget=own).leased_nanos
+    granted = []
+    waiter = threading.Thread(target=lambda: granted.append(in_transaction(acquire, asking, noon)))
+    with transaction.atomic():
+        BudgetWindow.objects.select_for_update().get(budget=own)
+        waiter.start()
+        _until_someone_waits_for_a_lock()
+        type(own).objects.filter(pk=own.pk).update(limit_nanos=leased)
+        BudgetWindow.objects.filter(budget=own).update(limit_nanos=leased)
+    waiter.join(10)
+    window = BudgetWindow.objects.get(budget=own)
+    assert granted[0].lease is None and granted[0].exhausted is not None
+    assert (window.limit_nanos, window.leased_nanos) == (leased, leased)
+
+
+def _until_someone_waits_for_a_lock():
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "SELECT count(*) FROM pg_locks l JOIN pg_stat_activity a USING (pid)"
+                " WHERE NOT l.granted AND a.datname = current_database()"
+            )
+            if cursor.fetchone()[0]:
+                return
+        time.sleep(0.01)
+    raise AssertionError("nobody waited for the window")
