@@ -36,6 +36,11 @@ from controlplane.tenants.review import add_errors, reason_of
 TAKES_PUSH = "Takes effect when you push."
 
 
+def _list_template(request: HttpRequest, name: str) -> str:
+    """The page, or the rows alone for the page that renews them every few seconds."""
+    return f"fleet/{name}_rows.html" if request.headers.get("HX-Request") else f"fleet/{name}.html"
+
+
 # ---- pools ----
 
 
@@ -45,7 +50,7 @@ def pools(request: HttpRequest) -> HttpResponse:
     rows = queries.pool_rows(now)
     archived = list(queries.pools(archived=True).order_by("-archived_at")[:20])
     context = {"rows": rows, "archived": archived, "now": now, "may_write": may(request.user, "pool.write")}
-    return render(request, "fleet/pools.html", context)
+    return render(request, _list_template(request, "pools"), context)
 
 
 @requires("pool.write")
@@ -266,7 +271,7 @@ def agents(request: HttpRequest) -> HttpResponse:
         "wanted": {"pool": pool, "state": request.GET.get("state", "")},
         "page_state": "unknown" if any(row.grade == "unknown" for row in rows) else "",
     }
-    return render(request, "fleet/agents.html", context)
+    return render(request, _list_template(request, "agents"), context)
 
 
 @requires("agent.read")

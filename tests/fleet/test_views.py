@@ -149,6 +149,8 @@ def test_the_list_of_agents_needs_as_many_statements_for_one_as_for_ten(fleet, p
     with django_assert_num_queries(9):
         page = text(admin.get(reverse("agents")))
     assert page.count("gpu-") >= 10
+    rows = text(admin.get(reverse("agents"), headers={"HX-Request": "true"}))
+    assert rows.startswith("<tbody") and rows.count("gpu-") == 10
 
 
 def test_an_agent_that_is_silent_or_of_the_future_is_unknown(fleet, people):

@@ -54,4 +54,8 @@ export function start() {
   document.addEventListener("input", (event) => {
     if (event.target.dataset?.filter) filter(event.target);
   });
+  // rows that the server sent again are filtered like those before
+  document.addEventListener("htmx:load", () => {
+    for (const input of document.querySelectorAll("input[data-filter]")) if (input.value.trim()) filter(input);
+  });
 }
