@@ -8,6 +8,7 @@ before its delta is told, so whoever misses a delta finds everything there.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from typing import Any
 import orjson
 import redis
 from django.conf import settings
+from django.db import connection
 
 from controlplane.live import readings, topics
 
@@ -26,7 +28,7 @@ log = logging.getLogger(__name__)
 CHANNEL_PREFIX = "fb:frame:"
 LAST_PREFIX = "fb:last:"
 MIN_INTERVAL_S = 0.25
-SLOW_EVERY_S = 3.0
+SLOW_EVERY_S = 4.0
 #: A snapshot that nobody renewed for this long says nothing any more.
 LAST_TTL_S = 120
 RETRY_AFTER_S = 2.0
@@ -124,11 +126,45 @@ def connect() -> redis.Redis:
     return redis.Redis.from_url(settings.REDIS_URL, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S)
 
 
+class Teller(threading.Thread):
+    """Ticks beside the caller's loop, on a connection of its own: pages that are late never make a recall late.
+
+    A tick that is asked for while another runs replaces the one that waits.
+    """
+
+    def __init__(self, ticker: Ticker) -> None:
+        super().__init__(name="live-teller", daemon=True)
+        self._ticker = ticker
+        self._asked = threading.Condition()
+        self._now: datetime | None = None
+
+    def ask(self, now: datetime) -> None:
+        """Wants a tick at `now`; returns at once."""
+        with self._asked:
+            self._now = now
+            self._asked.notify()
+
+    def run(self) -> None:
+        while True:
+            with self._asked:
+                while self._now is None:
+                    self._asked.wait()
+                now, self._now = self._now, None
+            try:
+                self._ticker.tick(now)
+            except Exception:
+                log.exception("a tick of frames failed; the next one tries again")
+            finally:
+                connection.close()
+
+
 @cache
-def _ticker() -> Ticker:
-    return Ticker(Publisher(connect()))
+def _teller() -> Teller:
+    teller = Teller(Ticker(Publisher(connect())))
+    teller.start()
+    return teller
 
 
-def publish_all(now: datetime) -> int:
-    """One tick of all topics from the database to Redis; never raises for Redis. Returns the number of frames."""
-    return _ticker().tick(now)
+def publish_all(now: datetime) -> None:
+    """Asks for one tick of all topics from the database to Redis; returns at once and never raises."""
+    _teller().ask(now)

@@ -188,7 +188,11 @@ def _timeline(records: list[UsageRecord]) -> tuple[list[Row], int | None]:
             if us:
                 bars[stage].append(Bar(at / total_us, us / total_us, failed, f"{us / 1000:,.1f} ms"))
             at += us
-    rows = [Row(STAGE_NAMES[stage], f"fill-{STAGE_FILLS[stage]}", tuple(bars[stage]), sums[stage]) for stage in STAGES]
+    # What is not streamed has no first token: its engine time is one stage.
+    together = not any(record.flags & FLAG_STREAMED for record in records)
+    names = STAGE_NAMES | ({"prefill": STAGE_NAMES["upstream"]} if together else {})
+    shown = [stage for stage in STAGES if not (together and stage == "decode" and not sums[stage])]
+    rows = [Row(names[stage], f"fill-{STAGE_FILLS[stage]}", tuple(bars[stage]), sums[stage]) for stage in shown]
     return rows, total_us
 
 

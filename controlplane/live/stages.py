@@ -48,13 +48,25 @@ class Breakdowns:
     minutes: Sequence[datetime] = ()
     by_minute: Mapping[tuple[int, int, datetime], Sketch] = field(default_factory=dict)
     requests: Mapping[tuple[int, int, datetime], int] = field(default_factory=dict)
+    memo: dict[tuple[Any, ...], Any] = field(default_factory=dict, compare=False, repr=False)
+    """What was computed from this reading: it serves several ticks and several topics."""
 
     def of(self, pool_id: int, class_ids: Sequence[int], minute: datetime | None = None) -> Sketch:
         """Merged over classes, and over all minutes unless one is named."""
         merged = Sketch()
-        for (pool, klass, at), sketch in self.by_minute.items():
-            if pool == pool_id and klass in class_ids and (minute is None or at == minute):
-                merged.merge(sketch)
+        for at in self.minutes if minute is None else (minute,):
+            for class_id in class_ids:
+                sketch = self.by_minute.get((pool_id, class_id, at))
+                if sketch is not None:
+                    merged.merge(sketch)
+        return merged
+
+    def newest(self, pool_id: int, class_ids: Sequence[int], count: int = 2) -> Sketch:
+        """Merged over the newest `count` minutes in which requests ended."""
+        busy = [m for m in self.minutes if any((pool_id, c, m) in self.by_minute for c in class_ids)]
+        merged = Sketch()
+        for minute in busy[-count:]:
+            merged.merge(self.of(pool_id, class_ids, minute))
         return merged
 
 
@@ -93,6 +105,14 @@ class WorstStage:
 
 def worst_stage(breakdowns: Breakdowns, pool_id: int, class_ids: Sequence[int], q: float = 0.95) -> WorstStage | None:
     """Over the two newest minutes with requests; `since` follows the same stage back. None without requests."""
+    key = ("worst", pool_id, *class_ids, q)
+    if key not in breakdowns.memo:
+        breakdowns.memo[key] = _worst_stage(breakdowns, pool_id, class_ids, q)
+    found: WorstStage | None = breakdowns.memo[key]
+    return found
+
+
+def _worst_stage(breakdowns: Breakdowns, pool_id: int, class_ids: Sequence[int], q: float) -> WorstStage | None:
     tails: list[tuple[datetime, TailStack]] = []
     for minute in breakdowns.minutes:
         tail = breakdowns.of(pool_id, class_ids, minute).stack.tail(q)
@@ -100,10 +120,7 @@ def worst_stage(breakdowns: Breakdowns, pool_id: int, class_ids: Sequence[int], 
             tails.append((minute, tail))
     if not tails:
         return None
-    newest = Sketch()
-    for minute, _ in tails[-2:]:
-        newest.merge(breakdowns.of(pool_id, class_ids, minute))
-    tail = newest.stack.tail(q)
+    tail = breakdowns.newest(pool_id, class_ids).stack.tail(q)
     if tail is None or not tail.sum_us:
         return None
     stage = _top(tail)
@@ -121,6 +138,14 @@ def _top(tail: TailStack) -> str:
 
 def stage_state(breakdowns: Breakdowns, pool_id: int, class_ids: Sequence[int]) -> dict[str, Any]:
     """Frame parts of the breakdown panel: a table of all percentiles and one figure for each."""
+    key = ("state", pool_id, *class_ids)
+    if key not in breakdowns.memo:
+        breakdowns.memo[key] = _stage_state(breakdowns, pool_id, class_ids)
+    state: dict[str, Any] = breakdowns.memo[key]
+    return state
+
+
+def _stage_state(breakdowns: Breakdowns, pool_id: int, class_ids: Sequence[int]) -> dict[str, Any]:
     whole = breakdowns.of(pool_id, class_ids)
     worst = worst_stage(breakdowns, pool_id, class_ids)
     shown = [
@@ -179,11 +204,8 @@ def _figure(
 def strip_parts(
     breakdowns: Breakdowns, pool_id: int, class_ids: Sequence[int], q: float = 0.95
 ) -> list[dict[str, Any]]:
-    """The newest two minutes as one bar: each stage's share of the slowest requests' time."""
-    newest = Sketch()
-    for minute in breakdowns.minutes[-2:]:
-        newest.merge(breakdowns.of(pool_id, class_ids, minute))
-    tail = newest.stack.tail(q)
+    """The newest two minutes with requests as one bar: each stage's share of the slowest requests' time."""
+    tail = breakdowns.newest(pool_id, class_ids).stack.tail(q)
     if tail is None or not tail.sum_us:
         return []
     return [

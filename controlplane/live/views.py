@@ -33,8 +33,9 @@ def home(request: HttpRequest) -> HttpResponse:
         state,
         now,
         hot=state["state"] == "bad",
-        contracts_url=link("contract-new") or link("contracts"),
-        pools_url=link("pool-new") or link("pools"),
+        contracts_url=link("contracts"),
+        contract_new_url=link("contract-new") if may(request.user, "contract.write") else "",
+        pool_new_url=link("pool-new") if may(request.user, "pool.write") else "",
         agents_url=link("agents"),
     )
     return render(request, "live/home.html", context)

@@ -1,5 +1,7 @@
 """The publisher: seq and epoch, shallow deltas, four a second, and no harm when Redis is away."""
 
+import threading
+import time
 from datetime import timedelta
 
 import orjson
@@ -112,3 +114,29 @@ def test_states_are_json_and_survive_the_trip(scene, moment):
         assert orjson.loads(frames.encode("snapshot", topic, 1, 1, "", state))["data"] == orjson.loads(
             orjson.dumps(state)
         )
+
+
+def test_a_late_page_never_holds_up_who_asks_and_the_latest_tick_wins(now):
+    begun, go, ticked = threading.Event(), threading.Event(), []
+
+    class Slow:
+        def tick(self, at):
+            ticked.append(at)
+            begun.set()
+            go.wait(5)
+            if len(ticked) == 1:
+                raise RuntimeError("the database went away")
+
+    teller = frames.Teller(Slow())
+    teller.start()
+    began = time.monotonic()
+    teller.ask(now)
+    assert begun.wait(2)
+    for second in range(1, 6):
+        teller.ask(now + timedelta(seconds=second))
+    assert time.monotonic() - began < 1
+    go.set()
+    until = time.monotonic() + 3
+    while len(ticked) < 2 and time.monotonic() < until:
+        time.sleep(0.01)
+    assert ticked == [now, now + timedelta(seconds=5)], "a failed tick ends nothing, those between are skipped"
