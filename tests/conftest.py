@@ -4,9 +4,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from django.conf import settings
 from django.db.backends.postgresql.operations import DatabaseOperations
 
 from tests import factories
+
+# People of the tests sign in by the thousand; how strongly passwords are hashed is the settings' own test.
+settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 
 APPEND_ONLY = ("audit_auditentry", "ledger_ledgerevent", "ledger_transfer", "flex_decision")
 _sql_flush = DatabaseOperations.sql_flush
