@@ -41,6 +41,8 @@ def is_sound(row: ObjectiveCount) -> bool:
     increments only signs and causes are checked, the sums are checked where they are judged.
     """
     counts = (row.offered, row.admitted, row.successful, row.good, row.neutral, *row.bad.values())
+    if any("\x00" in cause for cause in row.bad):  # PostgreSQL cannot hold it
+        return False
     return min(counts) >= 0 and max(counts) < 2**40 and row.minute_us % 60_000_000 == 0 and len(row.bad) <= 64
 
 

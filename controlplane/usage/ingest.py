@@ -168,13 +168,22 @@ def add_refusals(cursor: Cursor[Any], rows: Iterable[tuple[int, RefusalCount]]) 
     _execute_columns(cursor, _REFUSAL_SQL, [(from_us(k[0]), *k[1:], count) for k, count in sorted(added.items())])
 
 
+def _storable(document: Any) -> str:
+    # PostgreSQL has no zero character in JSON; what is stored shows where one was
+    return json.dumps(document).replace("\\u0000", "\\ufffd")
+
+
 def store_samples(cursor: Cursor[Any], rows: Iterable[tuple[int, int, DecisionSample]]) -> None:
     """Keeps admission decisions in full; rows are (agent id, pool id, sample). A sample that is there stays."""
     made = [
         (
             sample.request_id, from_us(sample.at_us), agent_id, pool_id, sample.tenant_id, sample.key_id,
-            sample.class_id, sample.decision, sample.reason,
-            Jsonb([{"name": c.name, "value": c.value, "limit": c.limit, "held": c.held} for c in sample.checks]),
+            sample.class_id, sample.decision.replace("\x00", ""), sample.reason,
+            # a check quotes what a client sent, and a client may send anything
+            Jsonb(
+                [{"name": c.name, "value": c.value, "limit": c.limit, "held": c.held} for c in sample.checks],
+                dumps=_storable,
+            ),
         )
         for agent_id, pool_id, sample in rows
     ]  # fmt: skip
@@ -191,11 +200,6 @@ class SetAside:
     reason: str
     payload: Any
     records: int
-
-
-def _storable(document: Any) -> str:
-    # PostgreSQL has no zero character in JSON; what is kept aside shows where one was
-    return json.dumps(document).replace("\\u0000", "\\ufffd")
 
 
 def quarantine(cursor: Cursor[Any], rows: Sequence[SetAside], now: datetime) -> None:
