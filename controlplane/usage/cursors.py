@@ -28,12 +28,11 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """How far an epoch was taken. `own_epoch` is the agent's present one, `claimed_by` as in the model."""
+    """How far an epoch was taken. `own_epoch` is the agent's present one."""
 
     last_seq: int
     last_digest: bytes
     sealed: bool
-    claimed_by: int | None
     own_epoch: int
 
 
@@ -49,13 +48,16 @@ class Envelope:
 
 
 def judge(position: Position | None, envelope: Envelope) -> Verdict:
-    """What becomes of a report, given how far its epoch was taken. A repeat is answered even after the seal."""
+    """What becomes of a report, given how far its epoch was taken. A repeat is answered even after the seal.
+
+    Only the process that holds the agent's present epoch speaks for it, for earlier epochs' spools too: one that was
+    replaced may still run, and what it sends would be sent a second time by its successor.
+    """
     if position is None:
         return Verdict.UNKNOWN
     if envelope.sender_epoch > position.own_epoch or envelope.epoch > position.own_epoch:
         return Verdict.UNKNOWN
-    owner = envelope.sender_epoch == position.own_epoch or position.claimed_by == position.own_epoch
-    if not owner:
+    if envelope.sender_epoch != position.own_epoch:
         return Verdict.SUPERSEDED
     if envelope.seq < position.last_seq:
         return Verdict.REPEAT
@@ -70,7 +72,7 @@ def lock_positions(cursor: Cursor[Any], keys: Sequence[tuple[int, int]]) -> dict
     """Locks the cursors of (agent id, epoch) pairs in order, and reads them."""
     cursor.execute(
         """
-        SELECT c.agent_id, c.epoch, c.last_seq, c.last_digest, c.sealed_at IS NOT NULL, c.claimed_by, a.epoch
+        SELECT c.agent_id, c.epoch, c.last_seq, c.last_digest, c.sealed_at IS NOT NULL, a.epoch
         FROM usage_agentcursor c
         JOIN unnest(%s::int[], %s::int[]) AS r (agent_id, epoch) ON c.agent_id = r.agent_id AND c.epoch = r.epoch
         JOIN fleet_agent a ON a.id = c.agent_id

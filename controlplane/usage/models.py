@@ -10,8 +10,7 @@ from django.db import models
 class AgentCursor(models.Model):
     """How far one epoch of one agent has been taken: seq is strict, so a repeat stores nothing and a gap has a name.
 
-    `claimed_by` is the later epoch of the same agent that said it holds this epoch's spool: only then reports of an
-    epoch that is no longer the agent's own are taken.
+    `claimed_by` is the latest epoch of the same agent that said it holds this epoch's spool: what a page tells of it.
     """
 
     agent_id = models.IntegerField()

@@ -168,8 +168,11 @@ async def test_a_spooled_epoch_is_sent_by_its_owner_and_sealed(agent, world):
     helloed = await agent.hello(spooled=[old])
     assert helloed.accepted_through == {str(old): 1}
     assert helloed.epoch == old + 1
-    # under its old number, signed with the old epoch or the present one
-    first = await agent.send(agent.build(epoch=old, seq=2, records=rows(world, 1)), epoch=old)
+    # under its old number, signed with the present epoch; the process before may still run, and has no say any more
+    replaced = await agent.send(agent.build(epoch=old, seq=2, records=rows(world, 1)), epoch=old)
+    assert (replaced.status, replaced.problem.code) == (409, "superseded")
+    assert (await stored())[0] == 1
+    first = await agent.send(agent.build(epoch=old, seq=2, records=rows(world, 1)))
     last = await agent.send(agent.build(epoch=old, seq=3, records=rows(world, 1), seal=True))
     assert (first.status, last.status) == (200, 200)
     after = await agent.send(agent.build(epoch=old, seq=4, records=rows(world, 1)))

@@ -176,10 +176,8 @@ def test_copy_stores_client_ids_of_any_length(world, in_transaction):
 
 
 POSITIONS = {
-    "at 4": Position(4, b"d4", False, None, 7),
-    "claimed": Position(4, b"d4", False, 7, 7),
-    "claimed before": Position(4, b"d4", False, 6, 7),
-    "sealed": Position(4, b"d4", True, 7, 7),
+    "at 4": Position(4, b"d4", False, 7),
+    "sealed": Position(4, b"d4", True, 7),
 }
 
 
@@ -195,11 +193,11 @@ POSITIONS = {
         ("at 4", 6, 7, 5, b"x", Verdict.TAKEN),
         ("at 4", 8, 8, 5, b"x", Verdict.UNKNOWN),
         ("at 4", 7, 8, 5, b"x", Verdict.UNKNOWN),
-        ("claimed", 6, 6, 5, b"x", Verdict.TAKEN),
-        ("claimed before", 6, 6, 5, b"x", Verdict.SUPERSEDED),
-        ("sealed", 6, 6, 5, b"x", Verdict.SEALED),
-        ("sealed", 6, 6, 4, b"d4", Verdict.REPEAT),
-        ("sealed", 6, 6, 4, b"x", Verdict.CONFLICT),
+        ("at 4", 6, 6, 4, b"d4", Verdict.SUPERSEDED),
+        ("sealed", 6, 7, 5, b"x", Verdict.SEALED),
+        ("sealed", 6, 7, 4, b"d4", Verdict.REPEAT),
+        ("sealed", 6, 7, 4, b"x", Verdict.CONFLICT),
+        ("sealed", 6, 6, 4, b"d4", Verdict.SUPERSEDED),
     ],
 )
 def test_what_becomes_of_a_report(position, epoch, sender, seq, digest, verdict):
