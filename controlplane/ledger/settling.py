@@ -1,5 +1,6 @@
 """Which hours to attribute again: the open one, recent ones, and those that late rows or a new rate have changed."""
 
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -12,6 +13,8 @@ from controlplane.fleet.models import Pool
 from controlplane.ledger.attribution import IntervalResult, attribute
 from controlplane.ledger.models import AttributionInterval, AttributionLine, CostRate
 from controlplane.tenants.models import Installation
+
+log = logging.getLogger(__name__)
 
 RECENT = timedelta(hours=3)
 """Looked at in every run: reports of agents that were away for minutes arrive here."""
@@ -27,16 +30,18 @@ _FIRST_CATCH_UP = timedelta(days=62)
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """What a run looked at and did."""
+    """What a run looked at and did; `failed` are the slugs of pools whose hours could not be attributed."""
 
     intervals: int
     changed: int
     posted: int
+    failed: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, results: Iterable[IntervalResult]) -> "Settled":
+    def of(cls, results: Iterable[IntervalResult], failed: Iterable[str] = ()) -> "Settled":
         found = list(results)
-        return cls(len(found), sum(r.changed for r in found), sum(r.posted is not None for r in found))
+        posted = sum(result.posted is not None for result in found)
+        return cls(len(found), sum(result.changed for result in found), posted, tuple(failed))
 
 
 def attribute_open(now: datetime) -> Settled:
@@ -52,14 +57,25 @@ def attribute_now(now: datetime) -> Settled:
 
 def _catch_up(until: datetime, late: timedelta) -> Settled:
     results: list[IntervalResult] = []
+    failed: list[str] = []
     for pool in Pool.objects.order_by("id"):
-        begin = _resume_at(pool, until)
-        if begin is None:
-            continue
-        for start in sorted(stale_hours(pool, until - late, begin)):
-            results += attribute(pool, start, start + timedelta(microseconds=1), until)
-        results += attribute(pool, begin, until, until)
-    return Settled.of(results)
+        try:
+            results += _catch_up_pool(pool, until, late)
+        except Exception:
+            # One pool's rows must not keep the others' books open; the next run tries it again.
+            log.exception("cost of pool %s was not attributed", pool.slug)
+            failed.append(pool.slug)
+    return Settled.of(results, failed)
+
+
+def _catch_up_pool(pool: Pool, until: datetime, late: timedelta) -> list[IntervalResult]:
+    begin = _resume_at(pool, until)
+    if begin is None:
+        return []
+    results: list[IntervalResult] = []
+    for start in sorted(stale_hours(pool, until - late, begin)):
+        results += attribute(pool, start, start + timedelta(microseconds=1), until)
+    return results + attribute(pool, begin, until, until)
 
 
 def attribute_period(period: str, now: datetime, *, present_settings: bool = False) -> Settled:

@@ -7,9 +7,19 @@ from controlplane.ledger.settling import attribute_open as attribute_open_hours
 from controlplane.tenants.models import Installation
 
 
+class NotAttributed(Exception):
+    """Hours of some pools could not be attributed: their slugs; the log says why for each."""
+
+
 @shared_task(name="ledger.attribute_open", ignore_result=True)
 def attribute_open() -> int:
-    """Attributes open and changed hours of every pool; returns how many intervals changed."""
+    """Attributes open and changed hours of every pool; returns how many intervals changed.
+
+    Raises NotAttributed after all pools were tried, so that the task counts as failed.
+    """
     if not Installation.objects.filter(pk=1).exists():
         return 0
-    return attribute_open_hours(timezone.now()).changed
+    settled = attribute_open_hours(timezone.now())
+    if settled.failed:
+        raise NotAttributed(", ".join(settled.failed))
+    return settled.changed

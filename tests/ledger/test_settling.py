@@ -11,11 +11,12 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from controlplane.core.period import format_utc
-from controlplane.fleet.models import SlotInterval, SlotTenure
+from controlplane.fleet.models import Pool, SlotInterval, SlotTenure
 from controlplane.ledger.attribution import attribute
 from controlplane.ledger.models import AttributionInterval, LedgerEvent, Transfer
 from controlplane.ledger.posting import balances, trial_balance
 from controlplane.ledger.settling import attribute_now, attribute_open, attribute_period, cost_summary, stale_hours
+from controlplane.ledger.tasks import NotAttributed
 from controlplane.ledger.tasks import attribute_open as attribute_open_task
 from tests.ledger.fleet_rows import HOUR, MINUTE_US, ONE_HOUR, add_rate, make_fleet, worked_example
 
@@ -44,6 +45,20 @@ def test_everything_since_the_first_slot_is_caught_up_and_a_second_run_does_noth
     assert (again.changed, again.posted) == (0, 0)
     assert again.intervals < 6
     assert (list(Transfer.objects.values()), list(AttributionInterval.objects.values())) == before
+
+
+def test_a_pool_that_cannot_be_attributed_does_not_hold_up_the_others(caplog):
+    broken = make_fleet("i1", slug="broken").pool
+    make_fleet("i1", slug="sound")
+    Pool.objects.filter(pk=broken.pk).update(idle_policy="unheard_of")
+    settled = attribute_open(HOUR + timedelta(hours=2))
+    assert (settled.failed, settled.changed) == (("broken",), 2)
+    assert set(AttributionInterval.objects.values_list("pool__slug", flat=True)) == {"sound"}
+    assert "cost of pool broken was not attributed" in caplog.text
+    with pytest.raises(NotAttributed, match="broken"):
+        attribute_open_task()
+    with pytest.raises(CommandError, match="broken"):
+        call_command("attribute_now", stdout=StringIO())
 
 
 def test_a_report_that_was_days_late_changes_its_own_hour_only():

@@ -22,7 +22,9 @@ class Command(BaseCommand):
         installation = Installation.objects.filter(pk=1).first()
         if installation is None:
             raise CommandError("the installation is not set up: run `manage.py demo` first", returncode=2)
-        attribute_now(timezone.now())
+        settled = attribute_now(timezone.now())
+        if settled.failed:
+            raise CommandError(f"not attributed: {', '.join(settled.failed)}; the log says why. Run it again after.")
         summary = cost_summary()
         if options["json"]:
             self.stdout.write(json.dumps(asdict(summary)))
