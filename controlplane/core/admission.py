@@ -47,6 +47,8 @@ __all__ = [
 ]
 
 SECOND_US: Final = 1_000_000
+QUOTE_CHARS_MAX: Final = 200
+"""How much of a name that a client sent an explanation quotes: reports carry explanations and have bounds."""
 
 
 class Decision(StrEnum):
@@ -387,6 +389,10 @@ def _names(*sets: frozenset[str] | None) -> str | None:
     return ", ".join(sorted(frozenset.intersection(*given))) if given else None
 
 
+def _quoted(name: str) -> str:
+    return name if len(name) <= QUOTE_CHARS_MAX else f"{name[:QUOTE_CHARS_MAX]}… ({len(name)} characters)"
+
+
 def _at_most(name: str, value: int, limit: int | None) -> Check:
     return Check(name, value, limit, limit is None or value <= limit)
 
@@ -395,8 +401,8 @@ def _scope_checks(s: Snapshot) -> tuple[Check, ...]:
     bounds = s.workload_class
     models = _names(s.tenant.models, s.key.models, bounds.models)
     return (
-        Check("class", bounds.slug, _names(s.tenant.classes, s.key.classes), _class_allowed(s)),
-        Check("model", s.model, models, _model_allowed(s)),
+        Check("class", _quoted(bounds.slug), _names(s.tenant.classes, s.key.classes), _class_allowed(s)),
+        Check("model", _quoted(s.model), models, _model_allowed(s)),
         _at_most("prompt_tokens", s.prompt_tokens, bounds.max_prompt_tokens),
         _at_most("output_tokens", s.max_output_tokens, bounds.max_output_tokens),
     )
