@@ -180,14 +180,16 @@ class Demo:
         if trace is not None and self.options.parsed is not None:
             big = Source(BIG_POOL, BIG_MODEL, trace=str(trace), speed=speed or chosen_speed(self.options.parsed))
         else:
-            # Quiet long enough for a loan, then a burst that takes it back; again every 75 s.
+            # Quiet long enough for a loan, then a burst that takes it back. A burst stays in the p95 of the last 60 s,
+            # and calm has to hold for 20 s more: with less than two minutes between bursts nothing would be lent.
             big = Source(
-                BIG_POOL, BIG_MODEL, rate_per_s=3.0, speed=speed or 1.0, burst_first_s=50.0, burst_every_s=75.0,
+                BIG_POOL, BIG_MODEL, rate_per_s=3.0, speed=speed or 1.0, burst_first_s=50.0, burst_every_s=150.0,
                 burst_length_s=12.0, burst_factor=7.0, prompt_max=6_000, output_max=300,
             )  # fmt: skip
         small = Source(SMALL_POOL, SMALL_MODEL, rate_per_s=1.0, prompt_max=3_000, output_max=120)
+        # Some 2.4 slots' work until its deadline: more than its floor of two, and three leave it too little slack.
         job = JobPlan(
-            "hooli", keys["hooli"], BIG_POOL, BIG_MODEL, BULK, items=4_000, prompt_tokens=1_200,
+            "hooli", keys["hooli"], BIG_POOL, BIG_MODEL, BULK, items=5_600, prompt_tokens=1_200,
             output_tokens=180, deadline_s=1_800, concurrency=40,
         )  # fmt: skip
         return TrafficPlan(
