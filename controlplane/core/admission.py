@@ -389,8 +389,10 @@ def _names(*sets: frozenset[str] | None) -> str | None:
     return ", ".join(sorted(frozenset.intersection(*given))) if given else None
 
 
-def _quoted(name: str) -> str:
-    return name if len(name) <= QUOTE_CHARS_MAX else f"{name[:QUOTE_CHARS_MAX]}… ({len(name)} characters)"
+def _quoted(name: str | None) -> str | None:
+    return (
+        name if name is None or len(name) <= QUOTE_CHARS_MAX else f"{name[:QUOTE_CHARS_MAX]}… ({len(name)} characters)"
+    )
 
 
 def _at_most(name: str, value: int, limit: int | None) -> Check:
