@@ -247,6 +247,14 @@ SPECTACULAR_SETTINGS = {
     "SWAGGER_UI_DIST": "SIDECAR",
     "SWAGGER_UI_FAVICON_HREF": "SIDECAR",
     "REDOC_DIST": "SIDECAR",
+    # Several nouns have a `state` or a `kind`: each list of choices has the name of its noun in the schema.
+    "ENUM_NAME_OVERRIDES": {
+        "LifecycleStateEnum": "controlplane.tenants.models.Tenant.State",
+        "ApiKeyStateEnum": "controlplane.tenants.models.ApiKey.State",
+        "AgentStateEnum": "controlplane.fleet.models.Agent.State",
+        "JobStateEnum": "controlplane.jobs.models.Job.State",
+        "RoleEnum": "controlplane.tenants.models.Member.Role",
+    },
 }
 
 

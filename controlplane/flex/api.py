@@ -17,6 +17,7 @@ from controlplane.audit.actors import actor_of
 from controlplane.fleet.models import Pool, Slot
 from controlplane.flex import actions, queries
 from controlplane.flex.models import Decision
+from controlplane.tenants.rest import ReasonSerializer
 from controlplane.web.cursor import CursorPages
 
 
@@ -65,10 +66,6 @@ class SlotSerializer(serializers.Serializer):
     recalled_at = serializers.DateTimeField(source="grant.recalled_at", default=None, allow_null=True)
     expires_at = serializers.DateTimeField(source="grant.expires_at", default=None, allow_null=True)
     manual_recall = serializers.BooleanField(source="grant.manual_recall", default=False)
-
-
-class ReasonSerializer(serializers.Serializer):
-    reason = serializers.CharField(max_length=actions.REASON_MOST)
 
 
 class FreezeSerializer(ReasonSerializer):

@@ -6,6 +6,7 @@ from typing import Any
 
 from django.db.models import Q
 from django.utils import timezone
+from drf_spectacular.extensions import OpenApiAuthenticationExtension
 from rest_framework.authentication import BaseAuthentication, get_authorization_header
 from rest_framework.exceptions import AuthenticationFailed
 from rest_framework.request import Request
@@ -59,6 +60,16 @@ class KeyAuthentication(BaseAuthentication):
 
     def authenticate_header(self, request: Request) -> str:
         return "Bearer"
+
+
+class KeyScheme(OpenApiAuthenticationExtension):
+    """How the schema describes `KeyAuthentication`."""
+
+    target_class = KeyAuthentication
+    name = "tenantKey"
+
+    def get_security_definition(self, auto_schema: Any) -> dict[str, str]:
+        return {"type": "http", "scheme": "bearer", "description": "A tenant's API key: `Authorization: Bearer fb_...`"}
 
 
 def key_of(secret: str, now: datetime) -> ApiKey | None:

@@ -19,7 +19,6 @@ from controlplane.tenants import actions, key_actions, member_actions
 from controlplane.tenants.models import ApiKey, Member, Tenant
 from controlplane.tenants.queries import members, search_keys, visible_keys, visible_tenants
 from controlplane.tenants.rest import ReasonField, ReasonSerializer, VersionedViewSet, writes
-from controlplane.tenants.roles import Role
 
 
 class TenantSerializer(serializers.ModelSerializer):
@@ -286,7 +285,7 @@ class MemberSerializer(serializers.ModelSerializer):
 class MemberWriteSerializer(serializers.Serializer):
     """Role and tenant of a person."""
 
-    role = serializers.ChoiceField([role.value for role in Role])
+    role = serializers.ChoiceField(Member.Role.choices)
     tenant = serializers.SlugRelatedField("slug", queryset=Tenant.objects.all(), allow_null=True, required=False)
     reason = ReasonField(required=False)
 
@@ -296,7 +295,7 @@ class MemberCreateSerializer(serializers.Serializer):
 
     username = serializers.CharField(max_length=150)
     password = serializers.CharField(write_only=True, max_length=256)
-    role = serializers.ChoiceField([role.value for role in Role])
+    role = serializers.ChoiceField(Member.Role.choices)
     tenant = serializers.SlugRelatedField("slug", queryset=Tenant.objects.all(), allow_null=True, required=False)
     full_name = serializers.CharField(max_length=150, allow_blank=True, required=False)
     email = serializers.EmailField(allow_blank=True, required=False)
