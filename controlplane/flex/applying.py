@@ -6,6 +6,7 @@ stopped, and between reading the term and writing there is no instant in which a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -141,7 +142,7 @@ INSERT INTO flex_grant (slot_id, fence, action, reason, ttl_us, state, manual_re
 SELECT s.id, coalesce((SELECT max(i.fence) FROM fleet_slotinterval i WHERE i.slot_id = s.id), 0),
     'recall', '', 0, 'home', FALSE, ''
 FROM led, fleet_slot s
-WHERE s.band = 'flex' AND NOT EXISTS (SELECT 1 FROM flex_grant g WHERE g.slot_id = s.id)
+WHERE s.id = ANY(%(slots)s) AND NOT EXISTS (SELECT 1 FROM flex_grant g WHERE g.slot_id = s.id)
 ON CONFLICT DO NOTHING
 """  # noqa: S608 - the text is constant
 
@@ -164,10 +165,10 @@ def apply(changes: Changes, leadership: Leadership, now: datetime) -> Applied:
     return Applied(decisions, grants, moves)
 
 
-def ensure_grants(leadership: Leadership) -> None:
-    """A grant row, at home, for every flex slot that has none; its fence goes on from the slot's intervals."""
+def ensure_grants(leadership: Leadership, slot_ids: Sequence[int]) -> None:
+    """A grant row, at home, for those of the slots that have none; its fence goes on from the slot's intervals."""
     with connection.cursor() as cursor:
-        cursor.execute(_ENSURE_SQL, _term(leadership))
+        cursor.execute(_ENSURE_SQL, _term(leadership) | {"slots": list(slot_ids)})
 
 
 def _term(leadership: Leadership) -> dict[str, Any]:

@@ -83,8 +83,14 @@ class Controller:
     def plan(self, now: datetime | None = None) -> Plan:
         """Reads and decides; writes nothing but missing grant rows."""
         reading = telemetry.read(self.shard, now)
-        if any(slot.band == "flex" and slot.grant is None for pool in reading.pools.values() for slot in pool.slots):
-            applying.ensure_grants(self.leadership)
+        missing = [
+            slot.slot_id
+            for pool in reading.pools.values()
+            for slot in pool.slots
+            if slot.is_flex and slot.grant is None
+        ]
+        if missing:
+            applying.ensure_grants(self.leadership, missing)
             reading = telemetry.read(self.shard, now)
         if self._term != self.leadership.term:
             self._remember_from_rows(reading.now)

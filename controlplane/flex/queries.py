@@ -21,6 +21,7 @@ from controlplane.core.slot_states import BORROWED, SlotState
 from controlplane.fleet.models import Agent, Pool, Slot, SlotInterval
 from controlplane.flex import evidence, telemetry
 from controlplane.flex.models import Decision, Grant, Lend, PoolSample
+from controlplane.flex.terms import safe_rate_of
 from controlplane.usage.queries import breakdown
 from controlplane.wire.report import Grant as GrantMessage
 
@@ -335,7 +336,7 @@ def week_review(pool: Pool, now: datetime) -> Review:
         flex_slots=tuple(_slot_weeks(pool, since, now)),
         peak_admitted_per_s=_peak(pool.pk, since, now),
         load_limit=pool.load_limit,
-        safe_rate=telemetry.safe_rate_of(pool.safe_rate),
+        safe_rate=safe_rate_of(pool.safe_rate),
     )
     reasons = lends.exclude(recall_reason="").values_list("recall_reason").annotate(n=Count("id"))
     return Review(

@@ -66,6 +66,8 @@ class SlotRow:
     slot_id: int
     name: str
     band: Band
+    #: Whether the pool's revision has it: agents do not know a slot that was saved and not pushed.
+    in_force: bool
     agent_id: int | None
     #: None for a floor slot that was never flex.
     grant: Grant | None
@@ -83,7 +85,30 @@ class SlotRow:
     @property
     def is_flex(self) -> bool:
         """A borrowed slot is flex until it is home, whatever its band was changed to."""
-        return self.band is Band.FLEX or (self.grant is not None and self.grant.state in BORROWED)
+        return (self.band is Band.FLEX and self.in_force) or (self.grant is not None and self.grant.state in BORROWED)
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a pool's slots run under. `policy` is None when its numbers contradict each other."""
+
+    isolation: str
+    interactive_class: str
+    batch_class: str
+    policy: FlexPolicy | None
+    safe_rate: SafeRate | None
+    #: By slot id; None in a pool without a revision, where saved bands hold.
+    bands: Mapping[int, Band] | None
+    #: Whether the batch class may be cancelled; None as above.
+    cancellable: bool | None
+
+    def has(self, slot_id: int) -> bool:
+        return self.bands is None or slot_id in self.bands
+
+    def band_of(self, slot_id: int, saved: str) -> Band:
+        """The band in force; the saved one where no revision names the slot."""
+        band = None if self.bands is None else self.bands.get(slot_id)
+        return Band(saved) if band is None else band
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +150,7 @@ class PoolReading:
     """Everything of one pool at one tick."""
 
     pool: PoolRow
+    terms: Terms
     slots: list[SlotRow] = field(default_factory=list)
     agents: dict[int, AgentRow] = field(default_factory=dict)
     jobs: tuple[BatchJob, ...] = ()
@@ -189,11 +215,12 @@ def snapshot_of(
     slots, manual, trips = [], set(), set()
     for row in reading.slots:
         grant = grants.get(row.slot_id)
-        if row.agent_id is None and (grant is None or grant.state not in BORROWED):
+        if (row.agent_id is None or not row.in_force) and (grant is None or grant.state not in BORROWED):
             continue
         slots.append(_flex_slot(reading, row, grant))
         agent = reading.agents.get(row.agent_id) if row.agent_id is not None else None
-        leaving = agent is None or not agent.counts or not reading.pool.lends or row.band is not Band.FLEX
+        stays = row.band is Band.FLEX and row.in_force and reading.pool.lends
+        leaving = agent is None or not agent.counts or not stays
         if row.manual_recall or (leaving and row.is_flex):
             manual.add(row.name)
         if grant is not None and any(_is_present(trip, grant) for trip in reading.trips if trip.slot_id == row.slot_id):

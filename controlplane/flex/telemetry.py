@@ -1,4 +1,7 @@
-"""What the controller sees of every pool at one tick: rows of the fleet, the agents' last reports, jobs and trips.
+"""What the controller sees of every pool at one tick: its policy in force, the agents' last reports, jobs and trips.
+
+Bands, floors and flex policy are those of the pool's last fully sent revision, as its agents know them; what is saved
+and not pushed changes nothing here. Which agent runs a slot, freezes and archiving act at once.
 
 One clock: instants are the database's, and `now` is read after the rows, so that no report lies ahead of it. A report
 that is ahead by more than clocks may differ is not known, as is everything that no agent said.
@@ -6,17 +9,16 @@ that is ahead by more than clocks may differ is not known, as is everything that
 
 from __future__ import annotations
 
-import logging
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime
+from collections.abc import Iterable, Sequence
+from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
 import msgspec
 from django.db import connection
 
-from controlplane.core.flex_policy import SECOND_US, FlexPolicy, SafeRate, SpilloverAction
+from controlplane.core.flex_policy import SECOND_US, FlexPolicy
 from controlplane.core.flex_snapshot import BatchJob
 from controlplane.core.period import Calendar, load_zone, to_us, window_at
 from controlplane.core.slot_states import Band, SlotState
@@ -34,10 +36,9 @@ from controlplane.flex.reading import (
     SlotRow,
     TripRow,
 )
+from controlplane.flex.terms import POLICY_FIELDS, saved_terms, terms_in_force
 from controlplane.jobs.models import Job
 from controlplane.jobs.queries import MISSED_GRACE, remaining_gpu_us
-
-log = logging.getLogger(__name__)
 
 #: Clocks of web processes may differ by this much from the database's; a report further ahead has no known age.
 CLOCKS_DIFFER_US = SECOND_US
@@ -63,7 +64,7 @@ def read(shard: Shard, now: datetime | None = None) -> Reading:
     trips = _rows("SELECT id, slot_id, fence FROM flex_trip WHERE handled_at IS NULL ORDER BY id")
     now = now or database_now()
     now_us = to_us(now)
-    pools = {row[0]: PoolReading(pool=_pool(row, now)) for row in _rows(_POOLS_SQL) if shard.has(row[0])}
+    pools = _read_pools(shard, now)
     by_slot = _add_slots(pools, pools_and_slots)
     for row in agents:
         if row[1] in pools:
@@ -113,78 +114,32 @@ WHERE s.agent_id IS NOT NULL OR t.id IS NOT NULL OR g.state <> 'home'
 ORDER BY s.id
 """  # noqa: S608 - column names are constants
 
-_POLICY_COLUMNS = (
-    "lend_p95_ms", "lend_hold_s", "load_limit", "lend_slack", "return_slack", "return_hold_s", "min_hold_s",
-    "drain_bound_s", "grant_ttl_s", "cooldown_s", "decision_interval_s", "max_lent", "spillover_per_week",
-    "spillover_action",
-)  # fmt: skip
 _POOLS_SQL = f"""
-SELECT id, slug, isolation, archived_at IS NOT NULL, interactive_class, batch_class, frozen_since, frozen_until,
-       safe_rate, {", ".join(_POLICY_COLUMNS)}
+SELECT id, slug, archived_at IS NOT NULL, frozen_since, frozen_until,
+       isolation, interactive_class, batch_class, safe_rate, {", ".join(POLICY_FIELDS)}
 FROM fleet_pool ORDER BY id
 """  # noqa: S608 - column names are constants
 
 
-def _pool(row: tuple[Any, ...], now: datetime) -> PoolRow:
-    pool_id, slug, isolation, archived, interactive_class, batch_class, frozen_since, frozen_until, rates = row[:9]
-    policy = _policy(*row[9:])
-    return PoolRow(
-        pool_id=pool_id,
-        slug=slug,
-        lends=isolation == "reserved" and not archived and policy is not None,
-        interactive_class=interactive_class,
-        batch_class=batch_class,
-        policy=policy or FlexPolicy(),
-        safe_rate=safe_rate_of(rates),
-        frozen=frozen_since is not None and (frozen_until is None or frozen_until > now),
-        shared=isolation == "shared",
-    )
-
-
-@lru_cache(maxsize=4_096)
-def _policy(*values: Any) -> FlexPolicy | None:
-    """None when the stored numbers contradict each other: such a pool lends nothing, and the others go on."""
-    given = dict(zip(_POLICY_COLUMNS, values, strict=True))
-    try:
-        return _read_policy(given)
-    except ValueError as problem:
-        log.error("a pool's flex policy is unsound, nothing is lent by it: %s", problem)
-        return None
-
-
-def _read_policy(given: Mapping[str, Any]) -> FlexPolicy:
-    return FlexPolicy(
-        lend_p95_us=given["lend_p95_ms"] * 1_000,
-        load_limit=given["load_limit"],
-        lend_slack=given["lend_slack"],
-        return_slack=given["return_slack"],
-        max_lent=given["max_lent"],
-        spillover_per_week=given["spillover_per_week"],
-        spillover_action=SpilloverAction(given["spillover_action"]),
-        **{f"{name.removesuffix('_s')}_us": given[name] * SECOND_US for name in _POLICY_COLUMNS if name.endswith("_s")},
-    )
-
-
-def safe_rate_of(stored: Any) -> SafeRate | None:
-    """The table of `Pool.safe_rate`; None when nothing was tested or it cannot be read: then nothing is lent."""
-    return _safe_rate(stored if isinstance(stored, str) else msgspec.json.encode(stored).decode())
-
-
-@lru_cache(maxsize=4_096)
-def _safe_rate(text: str) -> SafeRate | None:
-    raw = msgspec.json.decode(text) or {}
-    try:
-        entries = tuple((int(slots), float(rate)) for slots, rate in (raw.get("entries") or {}).items())
-        until = raw.get("valid_until") or None
-        until_us = None if until is None else to_us(_instant(str(until)))
-        return SafeRate(entries=entries, valid_until_us=until_us) if entries else None
-    except (ValueError, TypeError, AttributeError):
-        return None
-
-
-def _instant(text: str) -> datetime:
-    at = datetime.fromisoformat(text)
-    return at if at.tzinfo is not None else at.replace(tzinfo=UTC)
+def _read_pools(shard: Shard, now: datetime) -> dict[int, PoolReading]:
+    rows = [row for row in _rows(_POOLS_SQL) if shard.has(row[0])]
+    in_force = terms_in_force([row[0] for row in rows])
+    readings = {}
+    for pool_id, slug, archived, frozen_since, frozen_until, *saved in rows:
+        terms = in_force.get(pool_id) or saved_terms(tuple(saved))
+        pool = PoolRow(
+            pool_id=pool_id,
+            slug=slug,
+            lends=terms.isolation == "reserved" and not archived and terms.policy is not None,
+            interactive_class=terms.interactive_class,
+            batch_class=terms.batch_class,
+            policy=terms.policy or FlexPolicy(),
+            safe_rate=terms.safe_rate,
+            frozen=frozen_since is not None and (frozen_until is None or frozen_until > now),
+            shared=terms.isolation == "shared",
+        )
+        readings[pool_id] = PoolReading(pool=pool, terms=terms)
+    return readings
 
 
 def _us(at: datetime | None) -> int | None:
@@ -196,13 +151,13 @@ def _add_slots(pools: dict[int, PoolReading], rows: Iterable[tuple[Any, ...]]) -
     for row in rows:
         reading = pools.get(row[0])
         if reading is not None:
-            reading.slots.append(_slot(row))
+            reading.slots.append(_slot(row, reading.terms.band_of(row[1], row[3]), reading.terms.has(row[1])))
             by_slot[row[1]] = reading
     return by_slot
 
 
 @lru_cache(maxsize=32_768)
-def _slot(row: tuple[Any, ...]) -> SlotRow:
+def _slot(row: tuple[Any, ...], band: Band, in_force: bool) -> SlotRow:
     """Most slots are as they were a second ago, so most rows were read before."""
     grant = None
     if row[5]:
@@ -220,7 +175,8 @@ def _slot(row: tuple[Any, ...]) -> SlotRow:
     return SlotRow(
         slot_id=row[1],
         name=row[2],
-        band=Band(row[3]),
+        band=band,
+        in_force=in_force,
         agent_id=row[4],
         grant=grant,
         manual_recall=row[16],
@@ -246,7 +202,8 @@ def _add_classes(readings: Iterable[PoolReading]) -> frozenset[int]:
     rows = _rows("SELECT id, slug, kind, retry_safe AND cancellable FROM contracts_workloadclass")
     cancellable = {slug for _, slug, _, may in rows if may}
     for reading in readings:
-        reading.cancellable = reading.pool.batch_class in cancellable
+        said = reading.terms.cancellable
+        reading.cancellable = reading.pool.batch_class in cancellable if said is None else said
     return frozenset(class_id for class_id, _, kind, _ in rows if kind == "interactive")
 
 

@@ -51,6 +51,7 @@ class PolicyBundle(models.Model):
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["revision", "pool"], name="one_bundle_per_revision_and_pool")]
+        indexes = [models.Index(fields=["pool", "-revision"], name="bundles_of_pool_newest")]
 
 
 class Rollout(models.Model):

@@ -13,7 +13,7 @@ from django.db import connection
 from controlplane.fleet.models import Agent
 from controlplane.policy.configuration import Configuration
 from controlplane.policy.models import Delivery, PolicyBundle, Revision, Rollout, SigningKey
-from controlplane.wire.policy import SignedPolicy
+from controlplane.wire.policy import ClassPolicy, PoolPolicy, SignedPolicy
 from controlplane.wire.signing import to_text
 
 # Reports come every second or two: an agent that has said nothing for this long is silent.
@@ -21,13 +21,18 @@ SILENT_AFTER = timedelta(seconds=10)
 # An agent that should have a newer revision for longer than this has drifted: two report intervals and a pull.
 DRIFT_AFTER = timedelta(seconds=10)
 
+# Asked every second for every pool: the newest bundles come first, and a pool's first one that counts ends its search.
 _DESIRED_OF_POOLS = """
-SELECT DISTINCT ON (bundle.pool_id) bundle.pool_id, bundle.revision_id, bundle.digest
-  FROM policy_policybundle AS bundle
-  JOIN policy_rollout AS rollout ON rollout.revision_id = bundle.revision_id
- WHERE bundle.pool_id = ANY(%s) AND bundle.signature IS NOT NULL
-   AND NOT EXISTS (SELECT FROM policy_wave AS wave WHERE wave.rollout_id = rollout.id AND wave.state = 'pending')
- ORDER BY bundle.pool_id, bundle.revision_id DESC
+SELECT asked.pool_id, latest.revision_id, latest.digest
+  FROM unnest(%s::bigint[]) AS asked (pool_id)
+ CROSS JOIN LATERAL (
+       SELECT bundle.revision_id, bundle.digest
+         FROM policy_policybundle AS bundle
+         JOIN policy_rollout AS rollout ON rollout.revision_id = bundle.revision_id
+        WHERE bundle.pool_id = asked.pool_id AND bundle.signature IS NOT NULL
+          AND NOT EXISTS (SELECT FROM policy_wave AS wave WHERE wave.rollout_id = rollout.id AND wave.state = 'pending')
+        ORDER BY bundle.revision_id DESC
+        LIMIT 1) AS latest
 """
 
 _DESIRED_OF_AGENTS = """
@@ -73,6 +78,24 @@ def desired(pool_ids: Iterable[int]) -> dict[int, Desired]:
     with connection.cursor() as cursor:
         cursor.execute(_DESIRED_OF_POOLS, [list(pool_ids)])
         return {pool_id: (revision, digest) for pool_id, revision, digest in cursor.fetchall()}
+
+
+class PoolTerms(msgspec.Struct, frozen=True):
+    """Of a policy document what concerns its pool's slots: tenants, contracts and rates are not parsed."""
+
+    pool: PoolPolicy
+    classes: list[ClassPolicy]
+
+
+_terms_decoder = msgspec.json.Decoder(PoolTerms)
+
+
+def pool_terms(digests: Sequence[str]) -> dict[str, PoolTerms]:
+    """Digest -> what that bundle says of its pool. What a digest names never changes, so callers may keep it."""
+    if not digests:
+        return {}
+    rows = PolicyBundle.objects.filter(digest__in=digests).values_list("digest", "body")
+    return {digest: _terms_decoder.decode(bytes(body)) for digest, body in rows}
 
 
 def desired_for(cursor: Any, agent_ids: Iterable[int]) -> dict[int, Desired]:
