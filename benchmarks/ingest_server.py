@@ -9,6 +9,7 @@ import django
 django.setup()
 
 from controlplane.exchange.asgi import ExchangeApplication  # noqa: E402 - needs the app registry
+from controlplane.exchange.collector import spare_reports  # noqa: E402 - needs the app registry
 
 
 async def _nothing(scope, receive, send):
@@ -17,3 +18,4 @@ async def _nothing(scope, receive, send):
 
 
 application = ExchangeApplication(fallback=_nothing)
+spare_reports()

@@ -27,7 +27,7 @@ class HttpConnection(asyncio.Protocol):
     """One keep-alive connection with one request at a time."""
 
     def __init__(self) -> None:
-        self._buffer = b""
+        self._buffer = bytearray()
         self._waiting: asyncio.Future[bytes] | None = None
         self._transport: asyncio.Transport | None = None
 
@@ -40,18 +40,20 @@ class HttpConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._buffer += data
-        head, gap, rest = self._buffer.partition(b"\r\n\r\n")
-        if not gap:
+        end = self._buffer.find(b"\r\n\r\n")
+        if end < 0:
             return
+        head = bytes(self._buffer[:end])
         lower = head.lower()
         at = lower.index(b"content-length:") + 15
-        length = int(lower[at:].split(b"\r\n", 1)[0])
-        if len(rest) >= length and self._waiting is not None:
-            self._buffer = b""
+        whole = end + 4 + int(lower[at:].split(b"\r\n", 1)[0])
+        if len(self._buffer) >= whole and self._waiting is not None:
+            body = bytes(self._buffer[end + 4 : whole])
+            self._buffer.clear()
             if head.split(b" ", 2)[1] not in (b"200", b"204"):
-                self._waiting.set_exception(RuntimeError((head + rest)[:400].decode("utf-8", "replace")))
+                self._waiting.set_exception(RuntimeError((head + body)[:400].decode("utf-8", "replace")))
             else:
-                self._waiting.set_result(rest[:length])
+                self._waiting.set_result(body)
 
     async def ask(self, request: bytes) -> bytes:
         assert self._transport is not None
@@ -126,6 +128,12 @@ class Shared:
     signing_keys: dict[str, str]
     bundles: dict[str, PolicyDocument] = field(default_factory=dict)
     nudges: dict[bytes, Nudge] = field(default_factory=dict)
+    raw: list[tuple[bytes, str]] = field(default_factory=list)
+    """(bundle as pulled, digest), each once."""
+
+    @property
+    def bundle_bytes(self) -> int:
+        return len(self.raw[-1][0])
 
     def nudge(self, body: bytes) -> Nudge:
         found = self.nudges.get(body)
@@ -151,6 +159,7 @@ class Shared:
             if signing.digest_hex(raw) != digest or found.pool.slug != self.pool:
                 raise RuntimeError("the bundle is not the one that was announced")
             self.bundles[digest] = found
+            self.raw.append((bundle, digest))
         return found
 
     def _check(self, kid: str, signature: str, message: bytes) -> None:

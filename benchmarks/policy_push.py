@@ -25,12 +25,16 @@ from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 
-from benchmarks.ingest import ROOT, benchmark_database, server
+import psutil
+import uvloop
+
+from benchmarks.ingest import ROOT, Server, benchmark_database, server
 
 GOAL_S = 2.0
 TIMEOUT_S = 60.0
 POOL = "benchmark"
 TENANTS = 50
+REAL_AGENTS = 21
 KEEP_ALIVE = ("--timeout-keep-alive", "600", "--backlog", "4096")
 
 
@@ -77,7 +81,7 @@ def _redis(stack: contextlib.ExitStack) -> str:
 
 
 @contextlib.contextmanager
-def worker() -> Iterator[None]:
+def worker() -> Iterator[psutil.Process]:
     """A real Celery worker, one process; entered when it takes work."""
     command = [
         sys.executable,
@@ -99,7 +103,7 @@ def worker() -> Iterator[None]:
                 if process.poll() is not None or time.monotonic() > deadline:
                     raise SystemExit(f"the Celery worker did not start: {said[-2_000:].decode('utf-8', 'replace')}")
                 time.sleep(0.1)
-            yield
+            yield psutil.Process(process.pid)
         except TimeoutError:
             print(Path(log.name).read_bytes()[-3_000:].decode("utf-8", "replace"), file=sys.stderr)
             raise
@@ -155,23 +159,48 @@ def build(count: int):
 
 
 def run(count: int, rounds: int, redis_url: str) -> dict:
+    from controlplane.exchange.collector import spare_reports
+
     agents, tenants, _ = build(count)
     with (
-        worker(),
-        server("benchmarks.ingest_server:application", {}, *KEEP_ALIVE) as port,
-        server("benchmarks.policy_peer:application", {}, "--interface", "wsgi", *KEEP_ALIVE) as peer_port,
+        worker() as celery,
+        server("benchmarks.ingest_server:application", {}, *KEEP_ALIVE) as web,
+        server("benchmarks.policy_peer:application", {}, "--interface", "wsgi", *KEEP_ALIVE) as peer,
     ):
-        return asyncio.run(measure(agents, tenants, rounds, redis_url, port, peer_port))
+        spare_reports()
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            table = runner.run(measure(agents, tenants, rounds, redis_url, web, celery, peer.port))
+    return table | {"real_agent_ms": real_agent_ms(agents[0].shared)}
 
 
-async def measure(agents, tenants, rounds: int, redis_url: str, port: int, peer_port: int) -> dict:
+def real_agent_ms(shared) -> float:
+    """Median milliseconds of a real agent for one bundle: verified, rehearsed, and written durably as in force."""
+    from controlplane.agent.policy_state import PolicyState, Trust
+    from controlplane.agent.policy_trial import trial_refusal
+
+    trust, took = Trust(shared.installation, shared.pool, shared.signing_keys), []
+    for bundle, digest in shared.raw[-1:] * REAL_AGENTS:
+        with tempfile.TemporaryDirectory() as state_dir:
+            policy = PolicyState(Path(state_dir), trial_refusal)
+            began = time.perf_counter()
+            applied = policy.consider(bundle, digest, trust, now_us=time.time_ns() // 1000)
+            took.append((time.perf_counter() - began) * 1_000)
+        if applied is None:
+            raise SystemExit(f"a real agent refuses the policy: {policy.refused_reason}")
+    return statistics.median(took)
+
+
+async def measure(
+    agents, tenants, rounds: int, redis_url: str, web: Server, celery: psutil.Process, peer_port: int
+) -> dict:
     from benchmarks.policy_agents import connect, gathered
 
-    await connect(agents, port)
+    processes = {"web process": web.process, "worker": celery, "agents": psutil.Process()}
+    await connect(agents, web.port)
     await gathered(agents, lambda agent: agent.hello(), 50)
     ours, peer = [], []
     for number in range(rounds + 1):
-        mine = await ours_round(agents, tenants, redis_url, number)
+        mine = await ours_round(agents, tenants, redis_url, number, processes)
         theirs = await peer_round(agents, redis_url, peer_port)
         if number:  # the first round warms caches and connections on both sides
             ours.append(mine)
@@ -179,8 +208,17 @@ async def measure(agents, tenants, rounds: int, redis_url: str, port: int, peer_
     return summarised(ours, peer, len(agents))
 
 
-async def ours_round(agents, tenants, redis_url: str, number: int):
-    """One push; the times of every agent. Raises when one does not acknowledge in time."""
+def _cpu_s(processes: dict[str, psutil.Process]) -> dict[str, float]:
+    """CPU seconds so far, by what the process is: comparable on a machine that others use too."""
+    times = {name: process.cpu_times() for name, process in processes.items()}
+    return {name: spent.user + spent.system for name, spent in times.items()}
+
+
+async def ours_round(agents, tenants, redis_url: str, number: int, processes: dict[str, psutil.Process]):
+    """One push; the times of every agent, and the CPU seconds until all had acknowledged.
+
+    Raises when one does not acknowledge in time.
+    """
     from asgiref.sync import sync_to_async
     from django.utils import timezone
 
@@ -219,17 +257,25 @@ async def ours_round(agents, tenants, redis_url: str, number: int):
         await subscribe(agent, redis_url, lambda message, agent=agent: heard(agent, message), "SUBSCRIBE", channel)
     await asyncio.sleep(0.5)
     await sync_to_async(lambda: tenants.objects.filter(slug="tenant-0").update(weight=number + 1))()
+    before = _cpu_s(processes)
     began[0] = time.perf_counter()
     revision = await sync_to_async(push)(actor=Actor.system("benchmark"), reason=f"round {number}", now=timezone.now())
     pushed = time.perf_counter() - began[0]
     await asyncio.wait_for(everyone.wait(), TIMEOUT_S)
+    cpu = {name: after - before[name] for name, after in _cpu_s(processes).items()}
     await asyncio.gather(*tasks)
     stored = await sync_to_async(lambda: Delivery.objects.filter(rollout__revision=revision, state="acked").count())()
     if stored != len(agents):
         raise SystemExit(f"{stored} of {len(agents)} acknowledgements stored")
     for agent in agents:
         agent.broker._transport.close()
-    return {"pushed": pushed, **{name: sorted(getattr(times, name)) for name in ("heard", "pulled", "acked")}}
+    sizes = {"load": os.getloadavg()[0], "bundle_bytes": agents[0].shared.bundle_bytes}
+    return {
+        "pushed": pushed,
+        "cpu": cpu,
+        **sizes,
+        **{name: sorted(getattr(times, name)) for name in ("heard", "pulled", "acked")},
+    }
 
 
 async def peer_round(agents, redis_url: str, peer_port: int):
@@ -297,9 +343,12 @@ def summarised(ours: list[dict], peer: list[dict], agents: int) -> dict:
         "agents": agents,
         "rounds": len(ours),
         "cpus": os.cpu_count(),
-        "load_average": os.getloadavg()[0],
+        "load_average": [found["load"] for found in ours],
+        "bundle_bytes": ours[-1]["bundle_bytes"],
+        "all_acked_s": [found["acked"][-1] for found in ours],
         "all_acked_s_worst": max(found["acked"][-1] for found in ours),
         "ratio_to_peer": statistics.median(b["acked"][-1] / a["acked"][-1] for a, b in zip(ours, peer)),
+        "cpu_s": {name: statistics.median(found["cpu"][name] for found in ours) for name in ours[0]["cpu"]},
         "versions": {
             "python": platform.python_version(),
             **{name: version(name) for name in ("celery", "kombu", "django", "uvicorn")},
@@ -319,9 +368,10 @@ def summarised(ours: list[dict], peer: list[dict], agents: int) -> dict:
 def print_table(table: dict) -> None:
     versions = " ".join(f"{name} {number}" for name, number in table["versions"].items())
     print(f"Policy push: {table['agents']:,} agents in one process, {table['rounds']} interleaved rounds, medians")
-    print(
-        f"{versions}; {table['cpus']} CPUs for agents, servers, worker and database, load {table['load_average']:.1f}"
-    )
+    loads = ", ".join(f"{load:.1f}" for load in table["load_average"])
+    print(f"{versions}; {table['cpus']} CPUs for agents, servers, worker and database, load of the rounds: {loads}")
+    print(f"the simulated agents share one verification of the bundle ({table['bundle_bytes'] / 1024:.0f} KiB); a real "
+          f"agent verifies, rehearses and writes it in {table['real_agent_ms']:.1f} ms")  # fmt: skip
     print(
         f"{'seconds since the push':<48}{'published':>10}{'heard':>9}{'pulled':>9}"
         f"{'ack p50':>9}{'ack p99':>9}{'all':>9}"
@@ -334,9 +384,14 @@ def print_table(table: dict) -> None:
         row = table[who]
         print(f"{name:<48}{row['published_s']:>10.3f}{row['heard_all_s']:>9.3f}{row['pulled_all_s']:>9.3f}"
               f"{row['acked_p50_s']:>9.3f}{row['acked_p99_s']:>9.3f}{row['acked_all_s']:>9.3f}")  # fmt: skip
+    spent = ", ".join(f"{name} {seconds:.2f}" for name, seconds in table["cpu_s"].items())
+    print(f"CPU seconds from the push to the last acknowledgement: {spent}")
+    print("all acknowledged, by round: " + ", ".join(f"{seconds:.2f}" for seconds in table["all_acked_s"]) + " s")
     verdict = "met" if table["all_acked_s_worst"] <= GOAL_S else "MISSED"
-    print(f"all acknowledged, worst round: {table['all_acked_s_worst']:.3f} s, goal {GOAL_S:.0f} s: {verdict}; "
-          f"peer takes {table['ratio_to_peer']:.1f}x as long")  # fmt: skip
+    print(
+        f"all acknowledged: median {table['ours']['acked_all_s']:.3f} s, worst {table['all_acked_s_worst']:.3f} s, "
+        f"goal <= {GOAL_S:.0f} s in the worst round: {verdict}; peer takes {table['ratio_to_peer']:.1f}x as long"
+    )
 
 
 if __name__ == "__main__":

@@ -7,21 +7,24 @@ report intervals, so the others cannot take it while it may still be serving.
 from __future__ import annotations
 
 import time
+from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from threading import Lock
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from psycopg import Cursor
 from psycopg.types.json import Jsonb
 
-from controlplane.core.leases import divide_limit
+from controlplane.core.leases import divide_among
 from controlplane.wire.report import Demand, Share
 
 SILENCE = timedelta(seconds=6)
 _SNAPSHOT_AGE_S = 1.0
 TENANT, KEY, CLASS = "t", "k", "c"
+Amount = TypeVar("Amount", int, float)
 _SCOPE_NAMES = {TENANT: "tenant", KEY: "key", CLASS: "class"}
 
 
@@ -97,70 +100,112 @@ def read_snapshot(cursor: Cursor[Any], now: datetime) -> Snapshot:
     return snapshot
 
 
+@dataclass(frozen=True, slots=True)
+class _Parts(Generic[Amount]):
+    """One kind of one limit, divided: an amount for each agent that asks, and for the others one of two by place."""
+
+    asking: Mapping[int, Amount]
+    first: Amount | None
+    rest: Amount | None
+    until: int
+    """Others at a place before this one get `first`."""
+
+    def of(self, agent_id: int | None, place: int) -> Amount | None:
+        """The amount of an agent that asks for it; of one that does not (None does not either) by its place."""
+        if agent_id is not None and agent_id in self.asking:
+            return self.asking[agent_id]
+        return self.first if place < self.until else self.rest
+
+
+_Kinds = tuple[_Parts[int], _Parts[float], _Parts[int]]
+"""Concurrency, requests per second, tokens per minute."""
+
+_UNLIMITED: _Parts[Any] = _Parts({}, None, None, 0)
+
+
+class Divided:
+    """The limits of a snapshot, divided once among `agents` (in order); each agent's shares are put together on demand.
+
+    Agents that ask for nothing differ only by their place, so they share what was made for the first of them.
+    """
+
+    def __init__(self, snapshot: Snapshot, agents: Sequence[int]) -> None:
+        self.snapshot = snapshot
+        self.agents = agents
+        self._places = {agent_id: place for place, agent_id in enumerate(agents)}
+        self._own: dict[int, list[tuple[int, Share]]] = defaultdict(list)
+        self._kinds = [self._divide(at, limit) for at, limit in enumerate(snapshot.limits)]
+        self._bounds = sorted({parts.until for kinds in self._kinds for parts in kinds})
+        self._common: dict[int, list[Share]] = {}
+
+    def __contains__(self, agent_id: int) -> bool:
+        return agent_id in self._places
+
+    def shares(self, agent_id: int) -> list[Share]:
+        """The shares of every limit, in the order of the limits."""
+        place = self._places[agent_id]
+        within = bisect_right(self._bounds, place)
+        if within not in self._common:
+            limits = zip(self.snapshot.limits, self._kinds, strict=True)
+            self._common[within] = [_share(limit, kinds, None, place) for limit, kinds in limits]
+        shares = self._common[within].copy()
+        for at, share in self._own.get(agent_id, ()):
+            shares[at] = share
+        return shares
+
+    def _divide(self, at: int, limit: Limit) -> _Kinds:
+        asked = self.snapshot.demand.get((limit.scope, limit.id), {})
+        requests = {agent_id: n for agent_id, (n, _) in asked.items() if n > 0 and agent_id in self._places}
+        tokens = {agent_id: n for agent_id, (_, n) in asked.items() if n > 0 and agent_id in self._places}
+        kinds = (
+            self._whole(limit.concurrency, requests),
+            self._rate(limit.requests_per_s, requests),
+            self._whole(limit.tokens_per_minute, tokens),
+        )
+        for agent_id in requests.keys() | tokens.keys():
+            self._own[agent_id].append((at, _share(limit, kinds, agent_id, self._places[agent_id])))
+        return kinds
+
+    def _whole(self, limit: int | None, asking: Mapping[int, int]) -> _Parts[int]:
+        return _UNLIMITED if limit is None else self._parts(limit, asking, int)
+
+    def _rate(self, limit: float | None, asking: Mapping[int, int]) -> _Parts[float]:
+        """Thousandths of a request per second; whole requests where the limit allows one to each agent."""
+        if limit is None:
+            return _UNLIMITED
+        each = 0 if limit < len(self.agents) else 1
+        free = int((limit - each * len(self.agents)) * 1000)
+        return self._parts(free, asking, lambda thousandths: each + thousandths / 1000)
+
+    def _parts(self, free: int, asking: Mapping[int, int], amount: Callable[[int], Amount]) -> _Parts[Amount]:
+        division = divide_among(free, asking, len(self.agents) - len(asking))
+        until = division.more
+        if until:
+            for place in sorted(self._places[agent_id] for agent_id in asking):
+                until += place < until
+        return _Parts(
+            {agent_id: amount(part) for agent_id, part in division.asking.items()},
+            amount(division.floor + 1),
+            amount(division.floor),
+            until,
+        )
+
+
+def _share(limit: Limit, kinds: _Kinds, agent_id: int | None, place: int) -> Share:
+    concurrency, rate, tokens = kinds
+    return Share(
+        _SCOPE_NAMES[limit.scope],
+        limit.id,
+        concurrency.of(agent_id, place),
+        rate.of(agent_id, place),
+        tokens.of(agent_id, place),
+    )
+
+
 def divide(snapshot: Snapshot, wanted: Sequence[int]) -> dict[int, list[Share]]:
     """Agent id -> its shares of every limit. Agents that were not heard of yet are counted in with no demand."""
-    agents = sorted({*snapshot.agents, *wanted})
-    shares: dict[int, list[Share]] = {agent_id: [] for agent_id in wanted}
-    even = _EvenParts(agents)
-    for limit in snapshot.limits:
-        asked = snapshot.demand.get((limit.scope, limit.id), {})
-        requests = {agent_id: asked.get(agent_id, (0, 0))[0] for agent_id in agents} if asked else {}
-        tokens = {agent_id: asked.get(agent_id, (0, 0))[1] for agent_id in agents} if asked else {}
-        concurrency = even.whole(limit.concurrency) if not asked else _divide_whole(limit.concurrency, requests)
-        rate = even.rate(limit.requests_per_s) if not asked else _divide_rate(limit.requests_per_s, requests)
-        token_rate = (
-            even.whole(limit.tokens_per_minute) if not asked else _divide_whole(limit.tokens_per_minute, tokens)
-        )
-        name = _SCOPE_NAMES[limit.scope]
-        for agent_id in wanted:
-            shares[agent_id].append(
-                Share(name, limit.id, concurrency.get(agent_id), rate.get(agent_id), token_rate.get(agent_id))
-            )
-    return shares
-
-
-class _EvenParts:
-    """Parts of limits that nobody asks for: most limits are equal, so each amount is divided once."""
-
-    def __init__(self, agents: Sequence[int]) -> None:
-        self._nobody = dict.fromkeys(agents, 0)
-        self._whole: dict[int | None, dict[int, int]] = {}
-        self._rate: dict[float | None, dict[int, float]] = {}
-
-    def whole(self, limit: int | None) -> dict[int, int]:
-        if limit not in self._whole:
-            self._whole[limit] = _divide_whole(limit, self._nobody)
-        return self._whole[limit]
-
-    def rate(self, limit: float | None) -> dict[int, float]:
-        if limit not in self._rate:
-            self._rate[limit] = _divide_rate(limit, self._nobody)
-        return self._rate[limit]
-
-
-def _divide_whole(limit: int | None, demand: Mapping[int, int]) -> dict[int, int]:
-    if limit is None:
-        return {}
-    # names of equal length keep the order of numbers
-    parts = divide_limit(limit, {f"{agent_id:010d}": asked for agent_id, asked in demand.items()})
-    return {int(name): part for name, part in parts.items()}
-
-
-def _divide_rate(limit: float | None, demand: Mapping[int, int]) -> dict[int, float]:
-    """Thousandths of a request per second; whole requests where the limit allows one to each agent."""
-    if limit is None:
-        return {}
-    if limit < len(demand):
-        return {agent_id: part / 1000 for agent_id, part in _divide_whole(int(limit * 1000), demand).items()}
-    rest = _divide_whole(int((limit - len(demand)) * 1000), demand)
-    return {agent_id: 1 + rest[agent_id] / 1000 for agent_id in demand}
-
-
-@dataclass
-class _Divided:
-    snapshot: Snapshot
-    read_at: float
-    shares: dict[int, list[Share]]
+    divided = Divided(snapshot, sorted({*snapshot.agents, *wanted}))
+    return {agent_id: divided.shares(agent_id) for agent_id in wanted}
 
 
 class Shares:
@@ -169,20 +214,21 @@ class Shares:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = Lock()
-        self._divided: dict[str, _Divided] = {}
+        self._divided: dict[str, tuple[float, Divided]] = {}
 
     def shares_for(self, cursor: Cursor[Any], agent_ids: Sequence[int], now: datetime) -> dict[int, list[Share]]:
         """Agent id -> its shares."""
         name = cursor.connection.info.dbname
         with self._lock:
-            divided = self._divided.get(name)
-            if divided is None or self._clock() - divided.read_at > _SNAPSHOT_AGE_S:
+            read_at, divided = self._divided.get(name, (float("-inf"), None))
+            if divided is None or self._clock() - read_at > _SNAPSHOT_AGE_S:
                 snapshot = read_snapshot(cursor, now)
-                shares = divide(snapshot, sorted({*snapshot.agents, *agent_ids}))
-                divided = self._divided[name] = _Divided(snapshot, self._clock(), shares)
-            elif any(agent_id not in divided.shares for agent_id in agent_ids):
-                divided.shares = divide(divided.snapshot, sorted({*divided.shares, *agent_ids}))
-            return {agent_id: divided.shares[agent_id] for agent_id in agent_ids}
+                divided = Divided(snapshot, sorted({*snapshot.agents, *agent_ids}))
+                self._divided[name] = (self._clock(), divided)
+            elif any(agent_id not in divided for agent_id in agent_ids):
+                divided = Divided(divided.snapshot, sorted({*divided.agents, *agent_ids}))
+                self._divided[name] = (read_at, divided)
+            return {agent_id: divided.shares(agent_id) for agent_id in agent_ids}
 
 
 _shares = Shares()

@@ -12,6 +12,7 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.config.settings")
 django_application = get_asgi_application()
 
 from controlplane.exchange.asgi import ExchangeApplication  # noqa: E402 - needs the app registry
+from controlplane.exchange.collector import spare_reports  # noqa: E402 - needs the app registry
 from controlplane.live.urls import websocket_urlpatterns  # noqa: E402 - needs the app registry
 
 exchange = ExchangeApplication(fallback=django_application)
@@ -22,3 +23,4 @@ application = ProtocolTypeRouter(
         "websocket": AllowedHostsOriginValidator(AuthMiddlewareStack(URLRouter(websocket_urlpatterns))),
     }
 )
+spare_reports()

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Generic
 
-from controlplane.core.money import split_largest_remainder
+from controlplane.core.money import Key, split_by_counts
 from controlplane.core.reasons import Reason
 
 RECENT_SPEND_S: Final = 60
@@ -65,7 +65,37 @@ def lease_size(
     return LeaseSize(min(max(amount, max_request_nanos), left))
 
 
-def divide_limit(limit: int, demand: Mapping[str, int], held: Mapping[str, int] | None = None) -> dict[str, int]:
+@dataclass(frozen=True, slots=True)
+class Division(Generic[Key]):
+    """A limit divided among agents: most of them ask for nothing, and of those only two shares exist.
+
+    `asking` has the share of each agent with demand. Of the others, in key order, the first `more` have `floor` + 1,
+    the rest `floor`.
+    """
+
+    asking: Mapping[Key, int]
+    floor: int
+    more: int
+
+
+def divide_among(free: int, asking: Mapping[Key, int], others: int) -> Division[Key]:
+    """Divide `free` among agents with positive demand and a number of others without, as `divide_limit` does.
+
+    Raises ValueError for a negative limit, or a demand that is not positive.
+    """
+    if free < 0 or any(value <= 0 for value in asking.values()):
+        raise ValueError("a limit cannot be negative, and agents that ask have a positive demand")
+    agents = len(asking) + others
+    if free < agents:
+        first = set(sorted(asking, key=lambda agent: (-asking[agent], agent))[:free])
+        return Division({agent: int(agent in first) for agent in asking}, 0, max(0, free - len(asking)))
+    if not asking:
+        return Division({}, *(divmod(free, others) if others else (0, 0)))
+    spread = split_by_counts(free - agents, asking)
+    return Division({agent: 1 + part for agent, part in spread.items()}, 1, 0)
+
+
+def divide_limit(limit: int, demand: Mapping[Key, int], held: Mapping[Key, int] | None = None) -> dict[Key, int]:
     """Divide an installation-wide limit among agents: whole shares that sum to the limit exactly.
 
     `demand` is each present agent's demand of the last 10 s; shares follow it, with a floor of 1 where the limit
@@ -75,13 +105,9 @@ def divide_limit(limit: int, demand: Mapping[str, int], held: Mapping[str, int] 
     """
     if limit < 0 or any(value < 0 for value in demand.values()):
         raise ValueError("a limit and the demand for it cannot be negative")
-    if not demand:
-        return {}
     free = max(0, limit - sum((held or {}).values()))
-    agents = sorted(demand)
-    if free < len(agents):
-        first = sorted(agents, key=lambda agent: (-demand[agent], agent))[:free]
-        return {agent: int(agent in first) for agent in agents}
-    weights = demand if any(demand.values()) else dict.fromkeys(agents, 1)
-    spread = split_largest_remainder(free - len(agents), {agent: weights[agent] for agent in agents})
-    return {agent: 1 + spread[agent] for agent in agents}
+    others = sorted(agent for agent, asked in demand.items() if not asked)
+    division = divide_among(free, {agent: asked for agent, asked in demand.items() if asked}, len(others))
+    shares = {agent: division.floor + int(at < division.more) for at, agent in enumerate(others)}
+    shares |= division.asking
+    return {agent: shares[agent] for agent in sorted(shares)}

@@ -7,6 +7,9 @@ Nothing here uses floats. Exact intermediate values are `fractions.Fraction`; a 
 import re
 from collections.abc import Mapping
 from fractions import Fraction
+from typing import TypeVar
+
+Key = TypeVar("Key", str, int)
 
 NANOS_PER_UNIT = 1_000_000_000
 NANOS_PER_CENT = NANOS_PER_UNIT // 100
@@ -88,7 +91,7 @@ def cents_of(nanos: int) -> int:
     return round_ratio(nanos, NANOS_PER_CENT)
 
 
-def distribute(total: int, quotas: Mapping[str, Fraction]) -> dict[str, int]:
+def distribute(total: int, quotas: Mapping[Key, Fraction]) -> dict[Key, int]:
     """Integers next to exact `quotas` that add up to `total`, by largest remainder, ties in key order.
 
     `total` must be the sum of the quotas rounded up or down; each part is then its quota rounded down or up.
@@ -111,13 +114,13 @@ def distribute(total: int, quotas: Mapping[str, Fraction]) -> dict[str, int]:
     return parts
 
 
-def _leads_negative(exact: Fraction, quotas: Mapping[str, Fraction], keys: list[str]) -> bool:
+def _leads_negative(exact: Fraction, quotas: Mapping[Key, Fraction], keys: list[Key]) -> bool:
     if exact:
         return exact < 0
     return next((quotas[key] < 0 for key in keys if quotas[key]), False)
 
 
-def split_largest_remainder(total: int, exact_weights: Mapping[str, Fraction | int]) -> dict[str, int]:
+def split_largest_remainder(total: int, exact_weights: Mapping[Key, Fraction | int]) -> dict[Key, int]:
     """Split an integer in proportion to exact non-negative weights; parts add up to `total`, ties in key order.
 
     Raises ValueError for a negative weight, or when no weight is positive and there is something to split.
@@ -130,6 +133,21 @@ def split_largest_remainder(total: int, exact_weights: Mapping[str, Fraction | i
             raise ValueError(f"cannot split {total}: no weight is positive")
         return dict.fromkeys(sorted(exact_weights), 0)
     return distribute(total, {key: total * Fraction(weight) / whole for key, weight in exact_weights.items()})
+
+
+def split_by_counts(total: int, counts: Mapping[Key, int]) -> dict[Key, int]:
+    """`split_largest_remainder` for a total and counts of zero or more, with at least one positive; no fractions."""
+    whole = sum(counts.values())
+    if total < 0 or whole <= 0 or any(count < 0 for count in counts.values()):
+        raise ValueError(f"cannot split {total} by {dict(counts)}: no number may be negative, nor all counts 0")
+    keys = sorted(counts)
+    parts = {key: total * counts[key] // whole for key in keys}
+    left = total - sum(parts.values())
+    if left:
+        # sorted() is stable, so equal remainders stay in key order
+        for key in sorted(keys, key=lambda key: -(total * counts[key] % whole))[:left]:
+            parts[key] += 1
+    return parts
 
 
 def distribute_cents(parts_nanos: Mapping[str, int]) -> dict[str, int]:

@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -40,10 +41,16 @@ def sign(key: Ed25519PrivateKey, message: bytes) -> bytes:
 def verify(public_key: bytes, signature: bytes, message: bytes) -> bool:
     """True when `signature` (64 bytes) of `message` was made by the private half of `public_key` (32 raw bytes)."""
     try:
-        Ed25519PublicKey.from_public_bytes(public_key).verify(signature, message)
+        _public_key(public_key).verify(signature, message)
     except (InvalidSignature, ValueError):
         return False
     return True
+
+
+@lru_cache(maxsize=16_384)
+def _public_key(raw: bytes) -> Ed25519PublicKey:
+    """The same few keys sign everything: each is read once."""
+    return Ed25519PublicKey.from_public_bytes(raw)
 
 
 def to_text(raw: bytes) -> str:

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controlplane.budgets.shares import DemandRow, Limit, Shares, Snapshot, divide, note_demand
+from controlplane.core.leases import divide_limit
 from controlplane.wire.report import Demand
 
 
@@ -28,6 +29,32 @@ def test_shares_sum_to_the_limit(concurrency, asked, rate):
     assert all(share.tokens_per_minute is None for share in shares)
     if concurrency >= len(asked):
         assert min(share.concurrency for share in shares) >= 1
+
+
+AMOUNTS = st.one_of(st.none(), st.integers(0, 60))
+ASKED = st.dictionaries(st.integers(1, 40), st.tuples(st.integers(0, 9), st.integers(0, 900)), max_size=12)
+
+
+@given(st.lists(st.tuples(AMOUNTS, AMOUNTS, ASKED), max_size=6), st.sets(st.integers(1, 40), min_size=1, max_size=20))
+@settings(max_examples=150)
+def test_every_agent_gets_what_the_core_divides(drawn, silent):
+    """Also agents that ask for nothing and share what was made for another one."""
+    limits = [Limit("t", at, concurrency, None, tokens) for at, (concurrency, tokens, _) in enumerate(drawn)]
+    demand = {("t", at): asked for at, (*_, asked) in enumerate(drawn) if asked}
+    heard = sorted({agent for _, _, asked in drawn for agent in asked})
+    agents = sorted({*heard, *silent})
+    shares = divide(Snapshot(limits, heard, demand), agents)
+    for at, (concurrency, tokens, asked) in enumerate(drawn):
+        for amount, kind, name in ((concurrency, 0, "concurrency"), (tokens, 1, "tokens_per_minute")):
+            given_out = {agent: getattr(shares[agent][at], name) for agent in agents}
+            wanted = {agent: asked[agent][kind] if agent in asked else 0 for agent in agents}
+            expected = dict.fromkeys(agents) if amount is None else divide_limit(amount, wanted)
+            assert given_out == expected
+
+
+def test_agents_divide_a_rate_below_one_each_in_thousandths():
+    shares = divide(Snapshot([Limit("k", 3, None, 1.5, None)], [1, 2], {("k", 3): {2: (4, 0)}}), [1, 2, 9])
+    assert [shares[agent][0].requests_per_s for agent in (1, 2, 9)] == [0.001, 1.498, 0.001]
 
 
 def test_shares_follow_demand_and_silence_ends_after_three_intervals(budget, in_transaction, noon):

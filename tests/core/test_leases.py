@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controlplane.core.leases import BudgetWindow, divide_limit, lease_size
+from controlplane.core.leases import BudgetWindow, divide_among, divide_limit, lease_size
 from controlplane.core.reasons import Reason
 
 
@@ -84,3 +84,18 @@ def test_shares_follow_demand_and_keep_off_what_silent_agents_hold() -> None:
 def test_negative_limit_is_refused() -> None:
     with pytest.raises(ValueError, match="negative"):
         divide_limit(-1, {})
+
+
+def test_of_agents_without_demand_only_two_shares_exist() -> None:
+    nobody = divide_among(10, {}, 4)
+    assert (dict(nobody.asking), nobody.floor, nobody.more) == ({}, 2, 2)
+    scarce = divide_among(3, {5: 9, 7: 1}, 4)
+    assert (scarce.asking, scarce.floor, scarce.more) == ({5: 1, 7: 1}, 0, 1)
+    plenty = divide_among(12, {5: 3, 7: 1}, 4)
+    assert (plenty.asking, plenty.floor, plenty.more) == ({5: 6, 7: 2}, 1, 0)
+    assert divide_among(5, {}, 0).more == 0
+
+
+def test_an_agent_that_asks_has_a_demand() -> None:
+    with pytest.raises(ValueError, match="positive demand"):
+        divide_among(5, {1: 0}, 0)

@@ -15,6 +15,7 @@ from controlplane.core.money import (
     parse_nanos,
     round_half_even,
     round_ratio,
+    split_by_counts,
     split_largest_remainder,
 )
 
@@ -113,3 +114,19 @@ def test_printed_cents_add_up_to_the_printed_total() -> None:
 @given(st.dictionaries(st.text("abc", max_size=3), NANOS, min_size=1, max_size=20))
 def test_cents_of_any_column_add_up(column: dict[str, int]) -> None:
     assert sum(distribute_cents(column).values()) == cents_of(sum(column.values()))
+
+
+@given(st.integers(0, 10**15), st.dictionaries(st.integers(0, 99), st.integers(0, 1_000), min_size=1, max_size=9))
+def test_a_split_by_counts_is_the_exact_split(total: int, counts: dict[int, int]) -> None:
+    if not any(counts.values()):
+        with pytest.raises(ValueError, match="nor all counts 0"):
+            split_by_counts(total, counts)
+        return
+    exact = split_largest_remainder(total, {key: Fraction(count) for key, count in counts.items()})
+    assert list(split_by_counts(total, counts).items()) == list(exact.items())
+
+
+@pytest.mark.parametrize(("total", "counts"), [(-1, {"a": 1}), (5, {"a": 2, "b": -1}), (5, {})])
+def test_a_split_by_counts_refuses_what_is_no_count(total: int, counts: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="cannot split"):
+        split_by_counts(total, counts)
