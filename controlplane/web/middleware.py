@@ -1,4 +1,4 @@
-"""Request id and security headers. The policy header itself is django-csp's, from `csp.py`."""
+"""Request id, security headers, addresses that cannot be meant. The policy header is django-csp's, from `csp.py`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from asgiref.sync import iscoroutinefunction
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 from django.utils.decorators import sync_and_async_middleware
+
+from controlplane.web.views import error_response
 
 HEADERS = {
     "Permissions-Policy": "camera=(), geolocation=(), microphone=(), payment=(), usb=()",
@@ -53,5 +55,30 @@ def RequestIdMiddleware(get_response: Handler) -> Handler:
     def serve(request: HttpRequest) -> HttpResponseBase:
         _begin(request)
         return _finish(request, get_response(request))  # type: ignore[arg-type]
+
+    return serve
+
+
+def _has_zero_character(request: HttpRequest) -> bool:
+    return "%00" in request.META.get("QUERY_STRING", "") or "\x00" in request.path_info
+
+
+@sync_and_async_middleware
+def ZeroCharacterMiddleware(get_response: Handler) -> Handler:
+    """Refuses addresses with a zero character: no name here has one, and PostgreSQL takes it in no comparison."""
+    detail = "The address has a zero character (%00). Remove it."
+    if iscoroutinefunction(get_response):
+
+        async def serve_async(request: HttpRequest) -> HttpResponseBase:
+            if _has_zero_character(request):
+                return error_response(request, 400, detail=detail)
+            return await get_response(request)
+
+        return serve_async
+
+    def serve(request: HttpRequest) -> HttpResponseBase:
+        if _has_zero_character(request):
+            return error_response(request, 400, detail=detail)
+        return get_response(request)  # type: ignore[return-value]
 
     return serve

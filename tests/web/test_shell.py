@@ -1,5 +1,6 @@
 """The frame around pages: navigation by role, headers, error pages, the style guide."""
 
+import io
 import re
 import uuid
 
@@ -9,8 +10,10 @@ from django.core.exceptions import PermissionDenied
 from django.http import HttpResponse
 from django.test import Client, RequestFactory, override_settings
 from django.urls import include, path
+from rest_framework.exceptions import ParseError
 
 from controlplane.web import navigation, views
+from controlplane.web.parsers import BoundedJSONParser
 
 
 def page(request):
@@ -168,3 +171,19 @@ def test_the_theme_cookie_is_written_into_the_page(cookie, attribute):
     client.cookies["flexband_theme"] = cookie
     html = client.get("/nowhere/", headers={"accept": "text/html"}).content.decode()
     assert f'<html lang="en"{attribute}>' in html
+
+
+@own_urls
+def test_an_address_with_a_zero_character_is_the_askers_mistake():
+    answer = calm.get("/tenants/?q=%00")
+    assert answer.status_code == 400
+    assert "zero character" in answer.content.decode()
+    assert answer.headers["X-Request-Id"]
+    assert calm.get("/tenants/?q=100%25").status_code == 200
+    assert calm.get("/api/v1/fail/?q=a%00b").json()["status"] == 400
+
+
+def test_json_that_is_nested_without_end_is_the_senders_mistake():
+    with pytest.raises(ParseError, match="nested too deeply"):
+        BoundedJSONParser().parse(io.BytesIO(b"[" * 100_000 + b"]" * 100_000))
+    assert BoundedJSONParser().parse(io.BytesIO(b'{"a": [1]}')) == {"a": [1]}
