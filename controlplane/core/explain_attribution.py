@@ -4,11 +4,11 @@ from fractions import Fraction
 from typing import Any
 
 from controlplane.core.attribution import Attribution, IdleMethod, IdlePolicy, PoolInterval, Usage, attribute
-from controlplane.core.case_input import Case, exact, mapping, required, rows, text, us_of_seconds, whole
 from controlplane.core.idle_time import Band, OwnedState, OwnerInterval, SlotTenure
+from controlplane.core.json_reader import ABSENT, JsonReader
 
 
-def explain(case: Case) -> dict[str, Any]:
+def explain(case: object) -> dict[str, Any]:
     """Answer of one case.
 
     Input: `rate_nanos_per_slot_hour`, `interval_s` [from, to], `slots` [{slot, owners [{class, from_s, to_s, state,
@@ -38,67 +38,68 @@ def answer(result: Attribution) -> dict[str, Any]:
     }
 
 
-def pool_of(case: Case) -> PoolInterval:
+def pool_of(case: object) -> PoolInterval:
     """The pool interval that a case describes."""
-    span = rows(case, "interval_s")
+    reader = JsonReader(case, "")
+    span = reader.seconds_us_items("interval_s")
     if len(span) != 2:
-        raise ValueError("'interval_s' must be [from, to]")
+        raise ValueError("interval_s: must be [from, to]")
     return PoolInterval(
-        us_of_seconds(span[0], "interval_s"),
-        us_of_seconds(span[1], "interval_s"),
-        whole(case, "rate_nanos_per_slot_hour"),
-        tuple(_slot(slot) for slot in rows(case, "slots")),
-        tuple(_usage(usage) for usage in rows(case, "usage", [])),
-        _policy(case),
-        exact(case.get("lend_price_share", 0), "lend_price_share"),
+        span[0],
+        span[1],
+        reader.integer("rate_nanos_per_slot_hour"),
+        tuple(_slot(slot) for slot in reader.items("slots")),
+        tuple(_usage(usage) for usage in reader.items("usage", [])),
+        _policy(reader),
+        reader.decimal("lend_price_share", 0),
     )
 
 
-def _slot(case: Any) -> SlotTenure:
-    owners = tuple(_owner(owner) for owner in rows(case, "owners"))
-    band = case.get("band")
-    gpu_share = exact(case.get("gpu_share", 1), "gpu_share")
+def _slot(slot: JsonReader) -> SlotTenure:
+    owners = tuple(_owner(owner) for owner in slot.items("owners"))
+    gpu_share = slot.decimal("gpu_share", 1)
     if gpu_share <= 0:
-        raise ValueError("'gpu_share' must be over 0")
-    return SlotTenure(text(case, "slot"), owners, None if band is None else _member(Band, band, "band"), gpu_share)
+        raise ValueError(slot.located("gpu_share: must be over 0"))
+    band = None if slot.take("band", None) is None else slot.choice("band", Band, ABSENT)
+    return SlotTenure(slot.text("slot"), owners, band, gpu_share)
 
 
-def _owner(case: Any) -> OwnerInterval:
-    class_ = required(case, "class")
-    if class_ is not None and (not isinstance(class_, str) or not class_):
-        raise ValueError(f"'class' of an owner must be a name or null, not {class_!r}")
+def _owner(owner: JsonReader) -> OwnerInterval:
     return OwnerInterval(
-        class_,
-        us_of_seconds(required(case, "from_s"), "from_s"),
-        us_of_seconds(required(case, "to_s"), "to_s"),
-        _member(OwnedState, case.get("state", "ready"), "state"),
-        case.get("lender"),
+        None if owner.take("class") is None else owner.text("class"),
+        owner.seconds_us("from_s"),
+        owner.seconds_us("to_s"),
+        owner.choice("state", OwnedState, "ready"),
+        owner.take("lender", None),
     )
 
 
-def _usage(case: Any) -> Usage:
-    slot = case.get("slot") if isinstance(case, dict) else None
-    return Usage(text(case, "tenant"), text(case, "class"), whole(case, "gpu_us"), slot, whole(case, "repeated_us", 0))
+def _usage(usage: JsonReader) -> Usage:
+    return Usage(
+        usage.text("tenant"),
+        usage.text("class"),
+        usage.integer("gpu_us"),
+        usage.take("slot", None),
+        usage.integer("repeated_us", 0),
+    )
 
 
-def _policy(case: Case) -> IdlePolicy:
-    idle = case.get("idle", "usage")
-    if not isinstance(idle, dict):
-        idle = {"default": idle}
+def _policy(reader: JsonReader) -> IdlePolicy:
+    """`idle` is a method, or an object with one by default, by class and by band."""
+    methods = isinstance(reader.take("idle", "usage"), dict)
+    idle = reader.part("idle") if methods else JsonReader({}, "idle.")
+    weights = reader.part_or_empty("weights")
     return IdlePolicy(
-        _member(IdleMethod, idle.get("default", "usage"), "idle"),
-        {class_: _member(IdleMethod, method, "idle") for class_, method in mapping(idle, "by_class").items()},
-        {band: _member(IdleMethod, method, "idle") for band, method in mapping(idle, "by_band").items()},
-        {class_: _weights(mapping(case["weights"], class_)) for class_ in mapping(case, "weights")},
+        idle.choice("default", IdleMethod, "usage") if methods else reader.choice("idle", IdleMethod, "usage"),
+        _methods(idle.part_or_empty("by_class")),
+        _methods(idle.part_or_empty("by_band")),
+        {class_: _weights(weights.part(class_)) for class_ in weights.names()},
     )
 
 
-def _weights(case: Case) -> dict[str, Fraction]:
-    return {tenant: exact(weight, "weights") for tenant, weight in case.items()}
+def _methods(said: JsonReader) -> dict[str, IdleMethod]:
+    return {name: said.choice(name, IdleMethod, ABSENT) for name in said.names()}
 
 
-def _member(kind: Any, value: Any, key: str) -> Any:
-    try:
-        return kind(value)
-    except ValueError:
-        raise ValueError(f"{key!r} must be one of {', '.join(kind)}, not {value!r}") from None
+def _weights(said: JsonReader) -> dict[str, Fraction]:
+    return {tenant: said.decimal(tenant) for tenant in said.names()}

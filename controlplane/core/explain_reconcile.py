@@ -2,19 +2,20 @@
 
 from typing import Any
 
-from controlplane.core.case_input import Case, exact, required
+from controlplane.core.json_reader import JsonReader
 from controlplane.core.money import NANOS_PER_UNIT, format_nanos, round_half_even
 from controlplane.core.reconcile import variance
 
 
-def explain(case: Case) -> dict[str, Any]:
+def explain(case: object) -> dict[str, Any]:
     """Answer of one case: `book` and `invoice`, each with `quantity` and `unit_price` as decimals.
 
     Raises ValueError for unusable input.
     """
-    book, invoice = required(case, "book"), required(case, "invoice")
-    book_quantity, book_price = _decimal(book, "quantity"), _decimal(book, "unit_price")
-    invoice_quantity, invoice_price = _decimal(invoice, "quantity"), _decimal(invoice, "unit_price")
+    reader = JsonReader(case, "")
+    book, invoice = reader.part("book"), reader.part("invoice")
+    book_quantity, book_price = book.decimal("quantity"), book.decimal("unit_price")
+    invoice_quantity, invoice_price = invoice.decimal("quantity"), invoice.decimal("unit_price")
     result = variance(book_quantity, book_price, invoice_quantity, invoice_price)
     return {
         "book_nanos": round_half_even(book_quantity * book_price * NANOS_PER_UNIT),
@@ -26,7 +27,3 @@ def explain(case: Case) -> dict[str, Any]:
         "quantity_variance": format_nanos(result.quantity_nanos),
         "total_variance": format_nanos(result.total_nanos),
     }
-
-
-def _decimal(case: Case, key: str) -> Any:
-    return exact(required(case, key), key)

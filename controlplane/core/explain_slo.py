@@ -3,7 +3,7 @@
 from typing import Any
 
 from controlplane.core.burn import BUDGET_PERIOD_US, absence_times, reachable_rules
-from controlplane.core.case_input import Case, exact, mapping, required, whole
+from controlplane.core.json_reader import JsonReader
 from controlplane.core.slo import (
     MIN_EVENTS,
     Compliance,
@@ -15,15 +15,15 @@ from controlplane.core.slo import (
 )
 
 
-def explain(case: Case) -> dict[str, Any]:
+def explain(case: object) -> dict[str, Any]:
     """Answer of one case.
 
     Input: `target` and `counts` {offered, rejected, timed_out, successful, good, cancelled_before_threshold}, optional
     `population` and `min_events`. Raises ValueError for unusable input; counts that contradict each other are unknown.
     """
-    objective = _objective(case)
-    counts = mapping(case, "counts")
-    totals, timed_out = _totals(counts)
+    reader = JsonReader(case, "")
+    objective = _objective(reader)
+    totals, timed_out = _totals(reader.part_or_empty("counts"))
     result = judge_totals(totals, objective)
     rules = reachable_rules(objective.target)
     absence = absence_times(objective.target, BUDGET_PERIOD_US)
@@ -47,22 +47,19 @@ def explain(case: Case) -> dict[str, Any]:
     return answer
 
 
-def _objective(case: Case) -> Objective:
-    try:
-        population = Population(case.get("population", Population.OFFERED))
-    except ValueError:
-        raise ValueError(f"'population' must be one of {', '.join(Population)}, not {case['population']!r}") from None
-    target = exact_share(exact(required(case, "target"), "target"))
-    return Objective(target, population, min_events=whole(case, "min_events", MIN_EVENTS))
+def _objective(reader: JsonReader) -> Objective:
+    population = reader.choice("population", Population, Population.OFFERED)
+    target = exact_share(reader.decimal("target"))
+    return Objective(target, population, min_events=reader.integer("min_events", MIN_EVENTS))
 
 
-def _totals(counts: Case) -> tuple[Totals, int]:
-    offered = whole(counts, "offered", least=None)
-    rejected = whole(counts, "rejected", 0, least=None)
-    timed_out = whole(counts, "timed_out", 0, least=None)
-    successful = whole(counts, "successful", least=None)
-    neutral = whole(counts, "cancelled_before_threshold", 0, least=None)
-    totals = Totals(offered, offered - rejected, successful, whole(counts, "good", least=None), neutral)
+def _totals(counts: JsonReader) -> tuple[Totals, int]:
+    offered = counts.integer("offered", least=None)
+    rejected = counts.integer("rejected", 0, least=None)
+    timed_out = counts.integer("timed_out", 0, least=None)
+    successful = counts.integer("successful", least=None)
+    neutral = counts.integer("cancelled_before_threshold", 0, least=None)
+    totals = Totals(offered, offered - rejected, successful, counts.integer("good", least=None), neutral)
     if timed_out < 0 or successful + neutral + timed_out > totals.admitted:
         # more outcomes than admissions: keep the contradiction, so that it is judged as such
         totals = Totals(offered, offered - rejected, successful + timed_out, totals.good, neutral)

@@ -9,9 +9,11 @@ import math
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
+from fractions import Fraction
 from typing import Any
 
 from controlplane.core.flex_policy import exact
+from controlplane.core.money import parse_decimal
 
 #: Stands for "this key must be there" where a default may be given.
 ABSENT: Any = object()
@@ -53,11 +55,22 @@ class JsonReader:
         assert isinstance(part, JsonReader)
         return part
 
-    def items(self, key: str) -> list[JsonReader]:
+    def part_or_empty(self, key: str) -> JsonReader:
+        """The object of a key; an empty one when it is missing or null."""
+        if self._value.get(key) is None:
+            self._read.add(key)
+            return JsonReader({}, f"{self._path}{key}.")
+        return self.part(key)
+
+    def listed(self, key: str, default: Any = ABSENT) -> list[Any]:
+        value = self.take(key, default)
+        if not isinstance(value, list):
+            raise ValueError(f"{self._path}{key}: must be a list, not {_kind(value)}")
+        return value
+
+    def items(self, key: str, default: Any = ABSENT) -> list[JsonReader]:
         if key not in self._parts:
-            listed = self.take(key)
-            if not isinstance(listed, list):
-                raise ValueError(f"{self._path}{key}: must be a list, not {_kind(listed)}")
+            listed = self.listed(key, default)
             self._parts[key] = [JsonReader(item, f"{self._path}{key}[{n}].") for n, item in enumerate(listed)]
         items = self._parts[key]
         assert isinstance(items, list)
@@ -81,13 +94,28 @@ class JsonReader:
             raise ValueError(f"{self._path}{key}: must be a finite number, not {_kind(value)}")
         return value
 
-    def integer(self, key: str, default: Any) -> Any:
+    def integer(self, key: str, default: Any = ABSENT, *, least: int | None = 0) -> Any:
+        """A whole number, at least `least`; null where null is the default."""
         value = self.take(key, default)
         if value is None and default is None:
             return None
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise ValueError(f"{self._path}{key}: must be a whole number of 0 or more, not {_kind(value)}")
-        return value
+        whole = isinstance(value, int | float) and not isinstance(value, bool) and value == value // 1
+        if not whole or (least is not None and value < least):
+            wanted = "a whole number" if least is None else f"a whole number of {least} or more"
+            raise ValueError(f"{self._path}{key}: must be {wanted}, not {_kind(value)}")
+        return int(value)
+
+    def decimal(self, key: str, default: Any = ABSENT) -> Fraction:
+        """A number, or a decimal in a text, as the decimal it was written as."""
+        return _decimal(self.take(key, default), f"{self._path}{key}")
+
+    def seconds_us(self, key: str) -> int:
+        """Seconds as microseconds, exactly: what is finer is refused."""
+        return _seconds_us(self.take(key), f"{self._path}{key}")
+
+    def seconds_us_items(self, key: str) -> list[int]:
+        """A list of such seconds."""
+        return [_seconds_us(value, f"{self._path}{key}[{n}]") for n, value in enumerate(self.listed(key))]
 
     def duration_us(self, key: str, default_us: Any) -> int:
         """The unit is the key's ending. Fractions under a microsecond are rounded half to even."""
@@ -128,6 +156,22 @@ class JsonReader:
         for part in self._parts.values():
             for reader in part if isinstance(part, list) else [part]:
                 yield from reader.ignored()
+
+
+def _decimal(value: object, place: str) -> Fraction:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise ValueError(f"{place}: must be a number, not {_kind(value)}")
+    try:
+        return parse_decimal(str(value))
+    except ValueError as error:
+        raise ValueError(f"{place}: {error}") from None
+
+
+def _seconds_us(value: object, place: str) -> int:
+    us = _decimal(value, place) * 1_000_000
+    if us.denominator != 1:
+        raise ValueError(f"{place}: {value!r} is finer than a microsecond")
+    return us.numerator
 
 
 def _kind(value: object) -> str:

@@ -29,13 +29,13 @@ def test_the_answer_names_causes_rules_and_absence() -> None:
 @pytest.mark.parametrize(
     ("case", "message"),
     [
-        ({"counts": {"offered": 1, "successful": 1, "good": 1}}, "'target' is missing"),
+        ({"counts": {"offered": 1, "successful": 1, "good": 1}}, "target: is missing"),
         ({"target": 1, "counts": {"offered": 1, "successful": 1, "good": 1}}, "under 1"),
-        ({"target": "x", "counts": {}}, "'target'"),
-        ({"target": 0.9, "counts": {"offered": 1.5}}, "'offered' must be a whole number"),
-        ({"target": 0.9, "counts": {"offered": 1, "good": 1}}, "'successful' is missing"),
-        ({"target": 0.9, "counts": [1]}, "'counts' must be an object"),
-        ({"target": 0.9, "population": "all", "counts": {}}, "'population' must be one of"),
+        ({"target": "x", "counts": {}}, "^target"),
+        ({"target": 0.9, "counts": {"offered": 1.5}}, r"counts\.offered: must be a whole number"),
+        ({"target": 0.9, "counts": {"offered": 1, "good": 1}}, r"counts\.successful: is missing"),
+        ({"target": 0.9, "counts": [1]}, "counts: must be an object"),
+        ({"target": 0.9, "population": "all", "counts": {}}, "population: must be one of"),
     ],
 )
 def test_unusable_input_names_the_key(case: dict[str, Any], message: str) -> None:

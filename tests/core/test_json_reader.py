@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import pytest
 
 from controlplane.core.json_reader import ABSENT, JsonReader
@@ -53,3 +55,32 @@ def test_keys_that_were_not_read_are_listed_at_every_depth():
     reader.part("b").number("c", ABSENT)
     reader.items("e")
     assert sorted(reader.ignored()) == ["a", "b.d", "e[0].f"]
+
+
+def test_decimals_and_seconds_are_exact() -> None:
+    reader = JsonReader({"share": 0.7, "text": "0.1", "from_s": 0.000001, "span_s": [0, "1.5"]}, "a.")
+    assert (reader.decimal("share"), reader.decimal("text")) == (Fraction(7, 10), Fraction(1, 10))
+    assert reader.decimal("absent", 2) == 2
+    assert (reader.seconds_us("from_s"), reader.seconds_us_items("span_s")) == (1, [0, 1_500_000])
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [(True, "must be a number"), ("1,000", "not a decimal"), (1e-7, "finer than a microsecond"), (None, "a number")],
+)
+def test_seconds_that_cannot_be_exact_are_refused(value: object, message: str) -> None:
+    with pytest.raises(ValueError, match=rf"^a\.from_s: .*{message}"):
+        JsonReader({"from_s": value}, "a.").seconds_us("from_s")
+
+
+def test_a_whole_number_may_be_written_with_a_point_and_below_zero_where_that_is_meant() -> None:
+    reader = JsonReader({"n": 3.0, "less": -2, "part": 1.5}, "")
+    assert (reader.integer("n"), reader.integer("less", least=None)) == (3, -2)
+    for key in ("less", "part"):
+        with pytest.raises(ValueError, match=f"^{key}: must be a whole number of 0 or more"):
+            reader.integer(key)
+
+
+def test_an_object_that_is_not_there_is_empty() -> None:
+    reader = JsonReader({"none": None, "some": {"a": 1}}, "")
+    assert [reader.part_or_empty(key).names() for key in ("none", "absent", "some")] == [(), (), ("a",)]

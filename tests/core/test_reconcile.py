@@ -42,9 +42,9 @@ def test_a_difference_is_price_and_quantity(case: dict[str, Any]) -> None:
 @pytest.mark.parametrize("value", [None, "1,000", True, [], "2.5 EUR"])
 def test_an_unusable_quantity_is_named(value: object) -> None:
     book = {"quantity": value, "unit_price": "1"}
-    with pytest.raises(ValueError, match="'quantity'"):
+    with pytest.raises(ValueError, match=r"book\.quantity: "):
         explain({"book": book, "invoice": book})
-    with pytest.raises(ValueError, match="'invoice' is missing"):
+    with pytest.raises(ValueError, match="invoice: is missing"):
         explain({"book": {"quantity": 1, "unit_price": 1}})
 
 
