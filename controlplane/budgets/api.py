@@ -112,7 +112,7 @@ class BudgetViewSet(ListModelMixin, VersionedViewSet):
         return visible_budgets(self.request.user)
 
     def list(self, request: Request) -> Response:
-        rows = self.paginate_queryset(self.filter_queryset(self.get_queryset()))
+        rows = self.paginate_queryset(self.filter_queryset(self.get_queryset())) or []
         known = {standing.budget.pk: standing for standing in standings(rows, timezone.now())}
         context = {**self.get_serializer_context(), "standings": known}
         return self.get_paginated_response(BudgetSerializer(rows, many=True, context=context).data)

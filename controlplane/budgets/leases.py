@@ -11,13 +11,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
-
-from psycopg import Cursor
 
 from controlplane.budgets.windows import WindowRow, budgets_of, until_end, windows_at
 from controlplane.core.leases import BudgetWindow, lease_size
 from controlplane.core.period import format_utc, to_us
+from controlplane.usage.sql import SqlCursor
 from controlplane.wire.report import Exhausted, Lease, LeaseSpend
 
 LEASE_LIFE = timedelta(minutes=10)
@@ -43,7 +41,7 @@ class Granted:
     exhausted: Exhausted | None
 
 
-def acquire(cursor: Cursor[Any], asking: Asking, now: datetime) -> Granted:
+def acquire(cursor: SqlCursor, asking: Asking, now: datetime) -> Granted:
     """Takes a lease out of every hard window of the tenant and its ancestors, or names the window that blocks.
 
     Must run in a transaction: the windows are locked, in id order, until it ends.
@@ -78,7 +76,7 @@ def _as_core(window: WindowRow) -> BudgetWindow:
     )
 
 
-def _active_agents(cursor: Cursor[Any], asking: Asking, now: datetime) -> int:
+def _active_agents(cursor: SqlCursor, asking: Asking, now: datetime) -> int:
     """Agents that reported lately and may serve the tenant: those of all pools, since a budget has no pool."""
     cursor.execute(
         "SELECT count(*) FROM fleet_agentlive WHERE reported_at > %s OR agent_id = %s",
@@ -88,7 +86,7 @@ def _active_agents(cursor: Cursor[Any], asking: Asking, now: datetime) -> int:
     return max(1, row[0] if row else 1)
 
 
-def _recent_spend(cursor: Cursor[Any], asking: Asking, now: datetime) -> int:
+def _recent_spend(cursor: SqlCursor, asking: Asking, now: datetime) -> int:
     """What this agent spends for the tenant in 60 s, from the leases of the last minutes; 0 when it had none."""
     cursor.execute(
         """
@@ -104,9 +102,7 @@ def _recent_spend(cursor: Cursor[Any], asking: Asking, now: datetime) -> int:
     return int(row[0]) * 60 // age_s
 
 
-def _insert(
-    cursor: Cursor[Any], asking: Asking, amount_nanos: int, windows: Sequence[WindowRow], now: datetime
-) -> Lease:
+def _insert(cursor: SqlCursor, asking: Asking, amount_nanos: int, windows: Sequence[WindowRow], now: datetime) -> Lease:
     expires_at = until_end(windows, now + LEASE_LIFE)
     cursor.execute(
         """
@@ -129,7 +125,7 @@ def _insert(
     return Lease(row[0], asking.tenant_id, amount_nanos, to_us(expires_at))
 
 
-def open_leases(cursor: Cursor[Any], agents: Iterable[tuple[int, int]]) -> dict[int, list[Lease]]:
+def open_leases(cursor: SqlCursor, agents: Iterable[tuple[int, int]]) -> dict[int, list[Lease]]:
     """Agent id -> every open lease of its present epoch, in full; `agents` are (id, epoch) pairs."""
     pairs = sorted(set(agents))
     cursor.execute(
@@ -147,7 +143,7 @@ def open_leases(cursor: Cursor[Any], agents: Iterable[tuple[int, int]]) -> dict[
     return found
 
 
-def running_low(cursor: Cursor[Any], agents: Iterable[tuple[int, int]], now: datetime) -> list[Asking]:
+def running_low(cursor: SqlCursor, agents: Iterable[tuple[int, int]], now: datetime) -> list[Asking]:
     """Who should get more without asking: tenants of which half of an agent's leases is used up or ends soon.
 
     Only tenants that the agent spends for now: a lease nobody used is not renewed.
@@ -195,7 +191,7 @@ class Overspent:
 
 
 def settle(
-    cursor: Cursor[Any], reports: Sequence[SpendReport], now: datetime, sealed: Iterable[tuple[int, int]] = ()
+    cursor: SqlCursor, reports: Sequence[SpendReport], now: datetime, sealed: Iterable[tuple[int, int]] = ()
 ) -> list[Overspent]:
     """Moves what leases spent from leased to settled, and closes those that are over.
 
@@ -226,7 +222,7 @@ def settle(
     return overspent
 
 
-def close_epochs(cursor: Cursor[Any], epochs: Iterable[tuple[int, int]], now: datetime) -> None:
+def close_epochs(cursor: SqlCursor, epochs: Iterable[tuple[int, int]], now: datetime) -> None:
     """Closes every open lease of sealed epochs, (agent id, epoch) pairs: what was not spent goes back."""
     settle(cursor, [], now, epochs)
 
@@ -242,7 +238,7 @@ class _Locked:
     expires_at: datetime
 
 
-def _lock_leases(cursor: Cursor[Any], lease_ids: Iterable[int], epochs: Iterable[tuple[int, int]]) -> list[_Locked]:
+def _lock_leases(cursor: SqlCursor, lease_ids: Iterable[int], epochs: Iterable[tuple[int, int]]) -> list[_Locked]:
     pairs = sorted(epochs)
     cursor.execute(
         """
@@ -266,7 +262,7 @@ class _Change:
     closes: bool
 
 
-def _apply(cursor: Cursor[Any], changes: Sequence[_Change], now: datetime) -> None:
+def _apply(cursor: SqlCursor, changes: Sequence[_Change], now: datetime) -> None:
     if not changes:
         return
     cursor.execute(
@@ -292,7 +288,7 @@ def _apply(cursor: Cursor[Any], changes: Sequence[_Change], now: datetime) -> No
     )
 
 
-def _move(cursor: Cursor[Any], changes: Sequence[_Change], pairs: Sequence[tuple[int, int]]) -> None:
+def _move(cursor: SqlCursor, changes: Sequence[_Change], pairs: Sequence[tuple[int, int]]) -> None:
     by_lease = {change.lease_id: change for change in changes}
     moves: dict[int, list[int]] = defaultdict(lambda: [0, 0])
     for lease_id, window_id in pairs:

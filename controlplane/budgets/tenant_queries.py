@@ -4,6 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Any
 
 from django.db.models import (
     Case,
@@ -157,8 +158,8 @@ def rows_of(tenants: Sequence[Tenant], now: datetime) -> list[TenantRow]:
     budgets = Budget.objects.filter(tenant__in=ids, archived_at=None).select_related("tenant").order_by("id")
     for standing in standings(budgets, now):
         money[standing.budget.tenant_id].append(standing)
-    keys = {
-        row["tenant_id"]: row
+    keys: dict[int, dict[str, Any]] = {
+        row["tenant_id"]: dict(row)
         for row in ApiKey.objects.filter(tenant__in=ids)
         .values("tenant_id")
         .annotate(
@@ -180,7 +181,7 @@ def rows_of(tenants: Sequence[Tenant], now: datetime) -> list[TenantRow]:
 
 
 def _row(
-    tenant: Tenant, money: list[Standing], keys: dict[str, object], kinds: dict[str, str], parent_slug: str
+    tenant: Tenant, money: list[Standing], keys: dict[str, Any], kinds: dict[str, str], parent_slug: str
 ) -> TenantRow:
     month = next((standing for standing in money if standing.budget.period == Budget.Period.MONTH), None)
     return TenantRow(
@@ -189,9 +190,9 @@ def _row(
         classes=[(slug, kinds.get(slug, "")) for slug in tenant.classes],
         standing=month or (money[0] if money else None),
         worst=min((standing.state for standing in money), key=WORST.index, default="ok"),
-        keys=int(keys.get("active") or 0),  # type: ignore[call-overload]
-        expiring_keys=int(keys.get("expiring") or 0),  # type: ignore[call-overload]
-        last_used_at=keys.get("last"),  # type: ignore[arg-type]
+        keys=keys.get("active") or 0,
+        expiring_keys=keys.get("expiring") or 0,
+        last_used_at=keys.get("last"),
     )
 
 

@@ -5,6 +5,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django.http import HttpRequest, HttpResponse
+from django.http.response import HttpResponseBase
 from django.shortcuts import render
 from django.urls import reverse
 from django.utils import timezone
@@ -36,7 +37,7 @@ KEYS_MAX = 200
 
 
 @requires("tenant.read")
-def tenants(request: HttpRequest) -> HttpResponse:
+def tenants(request: HttpRequest) -> HttpResponseBase:
     """Tenants that the person may see; what needs attention first."""
     now = timezone.now()
     text, state = request.GET.get("q", "").strip()[:120], request.GET.get("state", "")

@@ -6,6 +6,7 @@ from typing import Any
 from django.contrib import messages
 from django.core.exceptions import ValidationError
 from django.http import HttpRequest, HttpResponse
+from django.http.response import HttpResponseBase
 from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.utils import timezone
@@ -48,7 +49,7 @@ STATES = (("", "In force"), ("archived", "Archived"), ("all", "All"))
 
 
 @requires("budget.read")
-def budgets(request: HttpRequest) -> HttpResponse:
+def budgets(request: HttpRequest) -> HttpResponseBase:
     """Budgets that the person may see, each in its present window."""
     now = timezone.now()
     text, state = request.GET.get("q", "").strip()[:120], request.GET.get("state", "")

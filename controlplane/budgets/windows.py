@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
-
-from psycopg import Cursor
 
 from controlplane.core.period import Calendar, Window, load_zone, window_at
+from controlplane.usage.sql import SqlCursor
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +60,7 @@ ORDER BY b.id
 """
 
 
-def budgets_of(cursor: Cursor[Any], tenant_ids: Iterable[int], *, hard: bool) -> dict[int, list[BudgetRow]]:
+def budgets_of(cursor: SqlCursor, tenant_ids: Iterable[int], *, hard: bool) -> dict[int, list[BudgetRow]]:
     """The budgets in force for each tenant, its own and its ancestors', in id order; tenants without are missing."""
     cursor.execute(_CHAIN_SQL, (sorted(set(tenant_ids)), hard))
     found: dict[int, list[BudgetRow]] = {}
@@ -88,7 +86,7 @@ ORDER BY w.id
 
 
 def windows_at(
-    cursor: Cursor[Any], wanted: Sequence[tuple[BudgetRow, datetime]], *, lock: bool = False
+    cursor: SqlCursor, wanted: Sequence[tuple[BudgetRow, datetime]], *, lock: bool = False
 ) -> dict[tuple[int, datetime], WindowRow]:
     """(budget id, start) -> window, for the windows that hold the instants; missing ones are made.
 
@@ -119,7 +117,7 @@ def windows_at(
 
 
 def _read(
-    cursor: Cursor[Any],
+    cursor: SqlCursor,
     columns: tuple[list[int], list[datetime]],
     spans: dict[tuple[int, datetime], tuple[BudgetRow, datetime]],
     *,
@@ -129,7 +127,7 @@ def _read(
     return [WindowRow(row[0], spans[(row[1], row[2])][0], *row[2:]) for row in cursor.fetchall()]
 
 
-def _with_present_limits(cursor: Cursor[Any], rows: Sequence[WindowRow]) -> list[WindowRow]:
+def _with_present_limits(cursor: SqlCursor, rows: Sequence[WindowRow]) -> list[WindowRow]:
     """The locked rows with limit and stop as they are now: they may have changed while the lock was waited for."""
     cursor.execute(
         "SELECT id, limit_nanos, hard FROM budgets_budget WHERE id = ANY(%s)",
@@ -143,7 +141,7 @@ def _with_present_limits(cursor: Cursor[Any], rows: Sequence[WindowRow]) -> list
     return found
 
 
-def _follow_limit(cursor: Cursor[Any], row: WindowRow) -> WindowRow:
+def _follow_limit(cursor: SqlCursor, row: WindowRow) -> WindowRow:
     used = row.settled_nanos + row.leased_nanos if row.budget.hard else 0
     limit = max(row.budget.limit_nanos, used)
     if limit != row.limit_nanos:

@@ -29,7 +29,8 @@ WORK_TIMEOUT_S = 30.0
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
-Application = Callable[[Scope, Receive, Send], Awaitable[None]]
+# Frameworks type what passes through `receive` and `send` each in their own way.
+Application = Callable[[Scope, Any, Any], Awaitable[None]]
 
 
 class ExchangeApplication:

@@ -57,8 +57,9 @@ def load_agents() -> dict[str, KnownAgent]:
 
 
 def _known(*row: Any) -> KnownAgent:
-    *facts, key, next_key, epoch = row
-    return KnownAgent(*facts, bytes(key), None if next_key is None else bytes(next_key), epoch)
+    agent_id, uuid, name, pool_id, pool, state, key, next_key, epoch = row
+    known = None if next_key is None else bytes(next_key)
+    return KnownAgent(agent_id, uuid, name, pool_id, pool, state, bytes(key), known, epoch)
 
 
 class AgentDirectory:

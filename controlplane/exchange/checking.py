@@ -71,9 +71,9 @@ def check_records(group: Sequence[Incoming], read: Read, known: Known, bounds: B
         checked.aside_records[at] += len(rows)
     faults = find_faults(read.records, known, bounds)
     if faults.any():
-        for at, fault, rows in _faulty(read.records, faults):
-            checked.aside.append(_aside(group[at], fault.reason, {"records": rows}, len(rows)))
-            checked.aside_records[at] += len(rows)
+        for at, fault, faulty in _faulty(read.records, faults):
+            checked.aside.append(_aside(group[at], fault.reason, {"records": faulty}, len(faulty)))
+            checked.aside_records[at] += len(faulty)
         checked.records = read.records.only(faults == Fault.NONE)
     return checked
 

@@ -285,7 +285,10 @@ def pivot(rows: Sequence[CostRow], charged: Sequence[Charge]) -> Pivot:
         for level, names in enumerate(path):
             key = "/".join(names)
             if key not in nodes:
-                nodes[key] = PivotRow(key, titles[level], level, parent.key, 0, 0, {}, [], *names)
+                nodes[key] = PivotRow(
+                    key, titles[level], level, parent.key, 0, 0,
+                    tenant=tenant, class_=class_ if level > 0 else "", pool=pool if level > 1 else "",
+                )  # fmt: skip
                 nanos[key] = dict.fromkeys(COLUMNS, 0)
                 parent.children.append(key)
             parent = nodes[key]

@@ -181,7 +181,8 @@ def cost_summary(since: datetime | None = None, until: datetime | None = None) -
     by_tenant: dict[str, int] = {}
     by_class: dict[str, int] = {}
     lines = AttributionLine.objects.filter(interval__in=intervals, amount_nanos__isnull=False)
-    for tenant, class_, nanos in lines.values_list("tenant_slug", "class_slug", "amount_nanos").iterator():
+    for tenant, class_, amount in lines.values_list("tenant_slug", "class_slug", "amount_nanos").iterator():
+        nanos = amount or 0
         by_tenant[tenant] = by_tenant.get(tenant, 0) + nanos
         by_class[class_] = by_class.get(class_, 0) + nanos
     attributed = sum(by_tenant.values())

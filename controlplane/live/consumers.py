@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import re
 import time
-from typing import Any
 
 import orjson
 from channels.db import database_sync_to_async
@@ -18,6 +17,7 @@ from channels.generic.websocket import AsyncWebsocketConsumer
 from django.conf import settings
 from django.contrib.auth import get_user
 from django.contrib.auth.models import AnonymousUser
+from django.http import HttpRequest
 
 from controlplane.live.hub import Hub, Viewer, hub_of_process
 from controlplane.tenants.access import member_of
@@ -146,17 +146,13 @@ class LiveConsumer(AsyncWebsocketConsumer):
         session = self.scope.get("session")
         if session is None or not session.session_key:
             return None
-        user = get_user(_SessionRequest(session.__class__(session.session_key)))
+        # the session, read again from its store: `get_user` checks the password's hash too
+        request = HttpRequest()
+        request.session = session.__class__(session.session_key)
+        user = get_user(request)
         if isinstance(user, AnonymousUser) or not user.is_active:
             return None
         member = member_of(user)
         if member is None:
             return None
-        return member.role, member.tenant.slug if member.tenant_id else None
-
-
-class _SessionRequest:
-    """What `get_user` wants of a request: the session, read again from its store. It checks the password's hash too."""
-
-    def __init__(self, session: Any) -> None:
-        self.session = session
+        return member.role, member.tenant.slug if member.tenant is not None else None

@@ -285,7 +285,10 @@ def _lend_checks() -> dict[tuple[int, int], Sequence[Mapping[str, Any]]]:
 def _samples() -> dict[int, Sample]:
     with connection.cursor() as cursor:
         cursor.execute(_SAMPLES)
-        return {pool_id: Sample(*rest[:-1], figures=_json(rest[-1])) for pool_id, *rest in cursor.fetchall()}
+        return {
+            pool_id: Sample(at, p95, admitted, safe, slack, age, _json(seen))
+            for pool_id, at, p95, admitted, safe, slack, age, seen in cursor.fetchall()
+        }
 
 
 def _last_decisions() -> dict[int, LastDecision]:

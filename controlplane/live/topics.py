@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from controlplane.contracts.wording import share_text
@@ -275,11 +275,11 @@ def _frozen_words(pool: Pool, reading: Reading) -> str:
 def _flex(reading: Reading, pool: Pool, cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """One entry a flex slot: what it does and the table of checks behind it."""
     sample, last = reading.samples.get(pool.pk), reading.last_decisions.get(pool.pk)
-    checks = None
+    checks: Sequence[Mapping[str, Any]] | None = None
     if sample is not None and last is not None:
         checks = evidence_table.checks_now(sample.figures, last.limits)
     if checks is None:
-        checks = list(last.checks) if last is not None else []
+        checks = last.checks if last is not None else []
     kinds = {row["key"]: row for row in cells}
     entries = []
     for slot in sorted(reading.slots.get(pool.pk, []), key=lambda row: row.name):

@@ -78,7 +78,7 @@ def pool(request: HttpRequest, slug: str) -> HttpResponse:
 
 
 @requires("pool.read")
-def queue_csv(request: HttpRequest, slug: str) -> HttpResponse:
+def queue_csv(request: HttpRequest, slug: str) -> CsvResponse:
     """The queue panel as CSV."""
     row = _pool_or_404(slug)
     state = topics.pool_state(readings.read(timezone.now()), row)
@@ -90,7 +90,7 @@ def queue_csv(request: HttpRequest, slug: str) -> HttpResponse:
 
 
 @requires("pool.read")
-def stages_csv(request: HttpRequest, slug: str) -> HttpResponse:
+def stages_csv(request: HttpRequest, slug: str) -> CsvResponse:
     """The breakdown by stage as CSV, in microseconds."""
     row = _pool_or_404(slug)
     state = topics.pool_state(readings.read(timezone.now()), row)

@@ -5,6 +5,7 @@ from typing import Any
 from django.contrib import messages
 from django.contrib.auth import update_session_auth_hash
 from django.contrib.auth.forms import AuthenticationForm, PasswordChangeForm
+from django.contrib.auth.models import User
 from django.contrib.auth.views import LoginView, LogoutView
 from django.core.exceptions import ValidationError
 from django.http import HttpRequest, HttpResponse
@@ -54,11 +55,12 @@ sign_out = public(LogoutView.as_view(next_page="login"))
 @requires("own.read")
 def password(request: HttpRequest) -> HttpResponse:
     """One's own password; other sessions end, this one goes on."""
-    form = PasswordChangeForm(request.user, request.POST or None)
+    user = User.objects.get(username=request.user.get_username())
+    form = PasswordChangeForm(user, request.POST or None)
     if request.method == "POST" and form.is_valid():
         try:
             member_actions.set_password(
-                user_id=request.user.pk,
+                user_id=user.pk,
                 password=form.cleaned_data["new_password1"],
                 actor=actor_of(request),
                 now=timezone.now(),
@@ -66,8 +68,8 @@ def password(request: HttpRequest) -> HttpResponse:
         except ValidationError as error:
             form.add_error("new_password1", error.message_dict["password"][0])
         else:
-            request.user.refresh_from_db()
-            update_session_auth_hash(request, request.user)
+            user.refresh_from_db()
+            update_session_auth_hash(request, user)
             messages.success(request, "Changed your password. Your other sessions have ended.")
             return redirect("start")
     return render(request, "registration/password.html", {"form": form}, status=400 if form.errors else 200)

@@ -165,7 +165,7 @@ def locked(tenant_id: int, version: int | None) -> Tenant:
 
 def snapshot(tenant: Tenant) -> dict[str, Any]:
     """The fields that the audit log compares; the parent by its slug."""
-    parent = Tenant.objects.filter(pk=tenant.parent_id).values_list("slug", flat=True).first()
+    parent = Tenant.objects.filter(pk=tenant.parent_id or 0).values_list("slug", flat=True).first()
     values = {field: getattr(tenant, field) for field in EDITABLE if field != "parent_id"}
     return {**values, "classes": list(tenant.classes), "model_names": list(tenant.model_names), "parent": parent}
 
@@ -238,14 +238,18 @@ def _check(tenant: Tenant) -> None:
 def _parent_problem(tenant: Tenant) -> str:
     """Why the parent cannot be used: it is not there, archived, too deep, or a descendant of the tenant itself."""
     parents = {pk: (parent, state, slug) for pk, parent, state, slug in _tree()}
-    at, depth = tenant.parent_id, 1
-    if at is not None and at not in parents:
+    wanted = tenant.parent_id
+    if wanted is None:
+        return ""
+    if wanted not in parents:
         return "There is no such tenant: choose another parent."
-    if at is not None and parents[at][1] == Tenant.State.ARCHIVED:
+    if parents[wanted][1] == Tenant.State.ARCHIVED:
         return "An archived tenant cannot be a parent."
+    at: int | None = wanted
+    depth = 1
     while at is not None:
         if tenant.pk is not None and at == tenant.pk:
-            return f"{parents[tenant.parent_id][2]} lies below {tenant.slug}: choose a parent outside it."
+            return f"{parents[wanted][2]} lies below {tenant.slug}: choose a parent outside it."
         at, depth = parents[at][0], depth + 1
         if depth > DEPTH_MAX:
             return f"Tenants nest at most {DEPTH_MAX} deep."

@@ -5,6 +5,7 @@ from datetime import UTC, date, datetime, time, timedelta
 from typing import Any
 
 from django.http import Http404, HttpRequest, HttpResponse
+from django.http.response import HttpResponseBase
 from django.shortcuts import render
 
 from controlplane.audit.models import AuditEntry
@@ -20,7 +21,7 @@ TEXT_MAX = 120
 
 
 @requires("audit.read")
-def audit(request: HttpRequest) -> HttpResponse:
+def audit(request: HttpRequest) -> HttpResponseBase:
     """Who changed what, newest first."""
     wanted, problems = filter_of(request)
     rows = entries(wanted)

@@ -6,6 +6,7 @@ from typing import Any
 from django.contrib import messages
 from django.core.exceptions import ValidationError
 from django.http import HttpRequest, HttpResponse
+from django.http.response import HttpResponseBase
 from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.utils import timezone
@@ -37,7 +38,7 @@ STATES = (("active", "Active"), ("revoked", "Revoked"), ("expired", "Expired"), 
 
 
 @requires("key.read")
-def keys(request: HttpRequest) -> HttpResponse:
+def keys(request: HttpRequest) -> HttpResponseBase:
     """Every key that the person may see."""
     now = timezone.now()
     rows = visible_keys(request.user)

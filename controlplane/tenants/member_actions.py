@@ -101,8 +101,7 @@ def set_password(*, user_id: int, password: str, actor: Actor, now: datetime) ->
 
 
 def snapshot(member: Member) -> dict[str, Any]:
-    slug = Tenant.objects.filter(pk=member.tenant_id).values_list("slug", flat=True).first()
-    return {"role": str(member.role), "tenant": slug}
+    return {"role": str(member.role), "tenant": member.tenant.slug if member.tenant is not None else None}
 
 
 def _locked(member_id: int, version: int | None) -> Member:

@@ -18,7 +18,7 @@ def visible_tenants(user: User | AnonymousUser) -> QuerySet[Tenant]:
     if member is None:
         return Tenant.objects.none()
     if member.role == Role.TENANT:
-        return Tenant.objects.filter(pk=member.tenant_id)
+        return Tenant.objects.filter(pk=member.tenant_id or 0)
     return Tenant.objects.all()
 
 

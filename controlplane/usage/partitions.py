@@ -7,6 +7,8 @@ from typing import Any
 
 from psycopg import Cursor
 
+from controlplane.usage.sql import SqlCursor
+
 DAYS_AHEAD = 3
 
 _known_days: set[tuple[str, date]] = set()
@@ -19,7 +21,7 @@ def days_ahead(now: datetime, days: int = DAYS_AHEAD) -> list[date]:
     return [today + timedelta(days=ahead) for ahead in range(days + 1)]
 
 
-def create_days(cursor: Cursor[Any], days: Iterable[date]) -> list[date]:
+def create_days(cursor: SqlCursor, days: Iterable[date]) -> list[date]:
     """Creates the partitions that are missing and returns their days; those that exist are left alone."""
     created = []
     for day in days:

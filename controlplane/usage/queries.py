@@ -181,7 +181,9 @@ def breakdowns(scope: Scope, by: Sequence[str] = ()) -> dict[tuple[int, ...], Br
     number = {key: at for at, key in enumerate(keys)}
     groups = np.array([number[row[: len(by)]] for row in rows], dtype=np.int64)
     merged = merge_groups(groups, len(keys), [bytes(row[-1]) for row in rows])
-    requests = np.bincount(groups, weights=[row[-2] for row in rows], minlength=len(keys)) if keys else []
+    if not keys:
+        return {}
+    requests = np.bincount(groups, weights=[row[-2] for row in rows], minlength=len(keys))
     return {key: _breakdown(int(count), blob) for key, count, blob in zip(keys, requests, merged, strict=True)}
 
 

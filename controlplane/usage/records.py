@@ -6,6 +6,7 @@ import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +14,11 @@ from numpy.typing import NDArray
 from controlplane.wire.report import UsageRow
 
 FIELDS = UsageRow.__struct_fields__
-REQUEST_ID, JOB, CLIENT_ID = (FIELDS.index(name) for name in ("request_id", "job", "client_request_id"))
+# Literal, so that the type of each field of a row is known.
+REQUEST_ID: Final = 0
+JOB: Final = 10
+CLIENT_ID: Final = 33
+assert (FIELDS[REQUEST_ID], FIELDS[JOB], FIELDS[CLIENT_ID]) == ("request_id", "job", "client_request_id")
 INTEGERS = tuple(name for name in FIELDS if name not in ("request_id", "job", "client_request_id"))
 _pack_integers = struct.Struct(f"<{len(INTEGERS)}q").pack
 _ROW_OF = {name: row for row, name in enumerate(INTEGERS)}
