@@ -34,7 +34,7 @@ def store(in_transaction, world, rows, now=NOW):
 
 def scattered(world, n, seed=1, spread_s=7_200):
     random = Random(seed)
-    newest = time.time_ns() // 1000 - 120_000_000
+    newest = round(NOW.timestamp()) * 1_000_000 - 120_000_000
     return [
         usage_row(
             world,
