@@ -236,11 +236,11 @@ async def test_not_charged_records_must_not_carry_a_charge(agent, world):
 
 
 async def test_a_report_that_the_database_refuses_fails_alone(agent, world, monkeypatch):
-    """A zero character is legal JSON and illegal text in PostgreSQL: the report is kept whole, the others count."""
+    """A reason that is no reason of ours fits no column: the report is kept whole, the others count."""
     bad = agent.build(
         samples=[
             wire.DecisionSample(str(uuid.uuid4()), time.time_ns() // 1000, world.tenant.pk, world.key.pk, world.chat.pk,
-                                "a\x00", 0, [])
+                                "a", 2**20, [])
         ],
         records=rows(world, 2),
     )  # fmt: skip
