@@ -235,12 +235,22 @@ async def test_not_charged_records_must_not_carry_a_charge(agent, world):
     )() == [free.request_id]
 
 
-async def test_a_report_that_the_database_refuses_fails_alone(agent, world, monkeypatch):
-    """A reason that is no reason of ours fits no column: the report is kept whole, the others count."""
+@pytest.fixture
+def refusing(transactional_db):
+    """The database refuses a decision that passes every check of ours: what no check of ours thought of."""
+    with connection.cursor() as cursor:
+        cursor.execute("ALTER TABLE usage_decisionsample ADD CONSTRAINT picky CHECK (decision <> 'refuse me')")
+    yield
+    with connection.cursor() as cursor:
+        cursor.execute("ALTER TABLE usage_decisionsample DROP CONSTRAINT picky")
+
+
+async def test_a_report_that_the_database_refuses_fails_alone(refusing, agent, world):
+    """The report is kept whole, the others count."""
     bad = agent.build(
         samples=[
             wire.DecisionSample(str(uuid.uuid4()), time.time_ns() // 1000, world.tenant.pk, world.key.pk, world.chat.pk,
-                                "a", 2**20, [])
+                                "refuse me", 0, [])
         ],
         records=rows(world, 2),
     )  # fmt: skip
