@@ -6,6 +6,9 @@ SCHEMA = 1
 
 
 class SizeBounds(Struct, frozen=True):
+    """Where one size of request ends and the next begins (GPU time), when one that waits goes first, and when memory
+    is kept for it."""
+
     gpu_ms: list[int]
     aging_s: int
     reserve_after_ms: int
@@ -40,6 +43,8 @@ class SafeRate(Struct, frozen=True):
 
 
 class SlotPolicy(Struct, frozen=True):
+    """A slot: how many requests it runs at once (`places`), its KV memory in tokens, and the agent that runs it."""
+
     id: int
     name: str
     band: str
@@ -49,6 +54,8 @@ class SlotPolicy(Struct, frozen=True):
 
 
 class PoolPolicy(Struct, frozen=True):
+    """One pool and its slots. Weights say how many units of fairness a prompt and an output token count."""
+
     id: int
     slug: str
     model: str
@@ -68,6 +75,8 @@ class PoolPolicy(Struct, frozen=True):
 
 
 class ClassPolicy(Struct, frozen=True):
+    """A workload class in this pool; `downgrade_to` is a class of the same pool, or null."""
+
     id: int
     slug: str
     kind: str
@@ -116,6 +125,8 @@ class ContractPolicy(Struct, frozen=True):
 
 
 class RatePolicy(Struct, frozen=True):
+    """Prices of a class and model from an instant on: nanos per million tokens and per slot-hour."""
+
     rate_version: int
     class_slug: str
     model_id: int
@@ -170,6 +181,8 @@ class LiveKey(Struct, frozen=True, tag="key", tag_field="kind"):
 
 
 class LiveTenant(Struct, frozen=True, tag="tenant", tag_field="kind"):
+    """A tenant that was suspended, or let in again."""
+
     number: int
     id: int
     slug: str
@@ -177,6 +190,8 @@ class LiveTenant(Struct, frozen=True, tag="tenant", tag_field="kind"):
 
 
 class LiveClass(Struct, frozen=True, tag="class", tag_field="kind"):
+    """A class that was suspended, or let in again."""
+
     number: int
     id: int
     slug: str
@@ -184,6 +199,8 @@ class LiveClass(Struct, frozen=True, tag="class", tag_field="kind"):
 
 
 class LiveFreeze(Struct, frozen=True, tag="freeze", tag_field="kind"):
+    """No new loans in a pool until an instant; null ends the freeze."""
+
     number: int
     pool_id: int
     frozen_until_us: int | None
@@ -209,6 +226,8 @@ class Nudge(Struct, frozen=True):
 
 
 class SignedNudge(Struct, frozen=True):
+    """The envelope of a nudge: `body` is base64 of its canonical JSON."""
+
     kid: str
     signature: str
     body: str

@@ -11,6 +11,8 @@ LAYOUT = 1
 
 
 class Enrol(Struct, frozen=True):
+    """`token` is used up by it; `public_key` is base64url of 32 bytes (Ed25519); `slots` how many the agent can run."""
+
     token: str
     public_key: str
     name: str
@@ -20,6 +22,8 @@ class Enrol(Struct, frozen=True):
 
 
 class Enrolled(Struct, frozen=True):
+    """Who the agent is from now on. Not `approved`: an admin has to let it in before it may say hello."""
+
     agent: str
     agent_id: int
     pool: str
@@ -31,6 +35,8 @@ class Enrolled(Struct, frozen=True):
 
 
 class Hello(Struct, frozen=True):
+    """A process begins. `spooled_epochs` are earlier ones whose reports it still holds."""
+
     software: str
     boot_id: str
     spooled_epochs: list[int] = []
@@ -38,6 +44,8 @@ class Hello(Struct, frozen=True):
 
 
 class Helloed(Struct, frozen=True):
+    """The epoch that fences every earlier process of the agent, and what it needs to work."""
+
     epoch: int
     agent_id: int
     pool: str
@@ -133,6 +141,8 @@ class ObjectiveCount(Struct, array_like=True, frozen=True):
 
 
 class RefusalCount(Struct, array_like=True, frozen=True):
+    """Refused requests by minute of arrival; `reason` is a code of `core.reasons`, ids are 0 where unknown."""
+
     minute_us: int
     tenant_id: int
     class_id: int
@@ -141,6 +151,8 @@ class RefusalCount(Struct, array_like=True, frozen=True):
 
 
 class Check(Struct, array_like=True, frozen=True):
+    """One step of a decision, as a person reads it: values carry their units."""
+
     name: str
     value: str
     limit: str
@@ -148,6 +160,8 @@ class Check(Struct, array_like=True, frozen=True):
 
 
 class DecisionSample(Struct, frozen=True):
+    """An admission decision kept in full; `reason` is a code of `core.reasons`, 0 for none."""
+
     request_id: str
     at_us: int
     tenant_id: int
@@ -167,6 +181,8 @@ class LeaseSpend(Struct, array_like=True, frozen=True):
 
 
 class Trip(Struct, frozen=True):
+    """An agent took a slot home by itself: the cause and its value, in the cause's own unit."""
+
     slot_id: int
     fence: int
     at_us: int
@@ -217,6 +233,8 @@ class ClassLive(Struct, frozen=True):
 
 
 class TenantLive(Struct, frozen=True):
+    """A tenant in one class on this agent now; `counter` is its fair-share counter, rates are over the last 5 min."""
+
     class_id: int
     tenant_id: int
     depth: int
@@ -230,6 +248,8 @@ class TenantLive(Struct, frozen=True):
 
 
 class LiveFigures(Struct, frozen=True):
+    """Everything that is shown live and lent by, as of `at_us`."""
+
     at_us: int
     slots: list[SlotLive]
     classes: list[ClassLive]
@@ -281,7 +301,7 @@ class Grant(Struct, frozen=True):
 
 
 class Lease(Struct, frozen=True):
-    """An open lease in full; `expires_us` ends its use, not its accounting. `slice` is the outage posture's share."""
+    """An open lease in full; `expires_us` ends its use, not its accounting."""
 
     lease_id: int
     tenant_id: int
@@ -317,6 +337,8 @@ class LiveItem(Struct, frozen=True):
 
 
 class LiveDelta(Struct, frozen=True):
+    """Entries after `since` up to `through`; `full` replaces whatever the agent had."""
+
     since: int
     through: int
     full: bool
@@ -324,6 +346,12 @@ class LiveDelta(Struct, frozen=True):
 
 
 class Answer(Struct, frozen=True):
+    """What a report is answered with: through which seq of its epoch reports are stored, and all that is in force.
+
+    `revision` and `digest` name the policy to pull (0 and empty: none); `generation` is the
+    installation's and only grows; `quarantined` counts rows of this report that were set aside.
+    """
+
     accepted_through: int
     repeat: bool
     revision: int
@@ -350,6 +378,8 @@ class LeaseRequest(Struct, frozen=True):
 
 
 class LeaseAnswer(Struct, frozen=True):
+    """Every open lease of the agent, and why the tenant asked for has none."""
+
     leases: list[Lease]
     exhausted: list[Exhausted] = []
 

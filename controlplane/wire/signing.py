@@ -26,6 +26,7 @@ def canonical(document: Any) -> bytes:
 
 
 def digest_hex(body: bytes) -> str:
+    """SHA-256 as 64 hex digits."""
     return hashlib.sha256(body).hexdigest()
 
 
@@ -35,6 +36,7 @@ def request_message(*, method: str, path: str, body: bytes, epoch: int, stamp: i
 
 
 def sign(key: Ed25519PrivateKey, message: bytes) -> bytes:
+    """64 bytes."""
     return key.sign(message)
 
 
@@ -54,6 +56,7 @@ def _public_key(raw: bytes) -> Ed25519PublicKey:
 
 
 def to_text(raw: bytes) -> str:
+    """Base64url with padding."""
     return base64.urlsafe_b64encode(raw).decode()
 
 
