@@ -43,8 +43,15 @@ class _Page:
 
 def render(engine: Engine, store: SpoolStore) -> bytes:
     """The /metrics page."""
-    page, now_us = _Page(), engine.clock.now_us()
-    queues = {queue.spec.slug: queue for queue in engine.scheduler.classes}
+    page = _Page()
+    _requests(page, engine)
+    _queues(page, engine)
+    _slots(page, engine)
+    _spool(page, store)
+    return ("\n".join(page.lines) + "\n").encode()
+
+
+def _requests(page: _Page, engine: Engine) -> None:
     page.family(
         "flexband_requests_ended_total",
         "counter",
@@ -58,6 +65,11 @@ def render(engine: Engine, store: SpoolStore) -> bytes:
         "Requests with a key that is not known, by its first characters.",
         [({"prefix": prefix}, count) for prefix, count in engine.desk.log.unknown_keys.items()],
     )
+
+
+def _queues(page: _Page, engine: Engine) -> None:
+    now_us = engine.clock.now_us()
+    queues = {queue.spec.slug: queue for queue in engine.scheduler.classes}
     page.family(
         "flexband_num_requests_waiting",
         "gauge",
@@ -76,6 +88,9 @@ def render(engine: Engine, store: SpoolStore) -> bytes:
         waits[slug], ttfts[slug] = figures.wait.snapshot(now_us), figures.ttft.snapshot(now_us)
     page.quantiles("flexband_request_queue_time_seconds", "Time in the queue, last 60 s.", waits)
     page.quantiles("gen_ai_server_time_to_first_token_seconds", "Time to first token, last 60 s.", ttfts)
+
+
+def _slots(page: _Page, engine: Engine) -> None:
     page.family(
         "flexband_slot_busy_seconds_total",
         "counter",
@@ -87,6 +102,9 @@ def render(engine: Engine, store: SpoolStore) -> bytes:
         [({"slot": name}, float(slot.state == "lent")) for name, slot in engine.flex.slots.items()],
     )  # fmt: skip
     page.family("flexband_policy_revision", "gauge", "Revision in force.", [({}, engine.revision)])
+
+
+def _spool(page: _Page, store: SpoolStore) -> None:
     page.family(
         "flexband_usage_records_total",
         "counter",
@@ -101,4 +119,3 @@ def render(engine: Engine, store: SpoolStore) -> bytes:
     )
     page.family("flexband_spool_bytes", "gauge", "Size of the spool.", [({}, store.size_bytes())])
     page.family("flexband_spool_reports_waiting", "gauge", "Reports not accepted.", [({}, store.unaccepted_reports)])
-    return ("\n".join(page.lines) + "\n").encode()

@@ -9,8 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from controlplane.core.class_queue import SchedulingClass
 from controlplane.core.queued_request import QueuedRequest
 from controlplane.core.scheduling import Scheduler
+from controlplane.core.slot_states import Band
+from controlplane.core.slots import ClassKind, Isolation, SlotSpec
+
+CHAT = SchedulingClass(slug="chat", kind=ClassKind.INTERACTIVE)
+BATCH = SchedulingClass(slug="batch", kind=ClassKind.BATCH)
 
 
 @dataclass
@@ -69,3 +75,14 @@ def _advance(scheduler: Scheduler, left: dict, run: Run, elapsed_us: int) -> Non
             done = min(left[request.id], elapsed_us / len(slot.running))
             left[request.id] -= done
             run.delivered_us[request.class_slug] = run.delivered_us.get(request.class_slug, 0.0) + done
+
+
+def scheduler(
+    classes=(CHAT, BATCH), isolation=Isolation.SHARED, slots: int = 1, places: int = 1, kv: int | None = None, **options
+) -> Scheduler:
+    specs = [SlotSpec(f"s{i}", places, Band.INTERACTIVE, kv) for i in range(slots)]
+    return Scheduler(classes, specs, isolation, **options)
+
+
+def ask(id, tenant="a", slug="chat", at=0, **figures) -> QueuedRequest:
+    return QueuedRequest(id, tenant, slug, at, **{"gpu_us": 100, **figures})
