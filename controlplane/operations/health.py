@@ -108,7 +108,9 @@ def _agents(now: datetime) -> Iterator[Finding]:
         elif now - seen > SILENT_AFTER:
             yield Finding(f"agent {agent.name}", False, f"silent since {seen:%Y-%m-%d %H:%M:%S} UTC")
         else:
-            yield Finding(f"agent {agent.name}", True, f"reported {(now - seen).total_seconds():.1f} s ago")
+            # agents go on reporting while the other parts are examined
+            ago_s = max(0.0, (now - seen).total_seconds())
+            yield Finding(f"agent {agent.name}", True, f"reported {ago_s:.1f} s ago")
 
 
 def _redis() -> str:

@@ -52,6 +52,8 @@ def cases(file: str) -> list[dict[str, Any]]:
         document = json.loads(text)
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise CommandError(f"{file} cannot be read as JSON: {error}", returncode=2) from error
+    except RecursionError:
+        raise CommandError(f"{file} cannot be read as JSON: it is nested too deeply", returncode=2) from None
     found = document if isinstance(document, list) else [document]
     for index, case in enumerate(found):
         if not isinstance(case, dict) or not isinstance(case.get("input"), dict):
