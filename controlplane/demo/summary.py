@@ -10,7 +10,7 @@ from django.db import connection
 from django.utils import timezone
 
 from controlplane.contracts.models import Contract
-from controlplane.core.reasons import BY_CODE, Outcome
+from controlplane.core.reasons import Outcome
 from controlplane.demo.plan import TrafficResult
 from controlplane.demo.viewer import ViewerResult
 from controlplane.fleet.models import Agent, AgentLive
@@ -257,10 +257,6 @@ def _slo() -> list[dict[str, Any]]:
                 }
             )
     return found
-
-
-def outcome_name(code: int) -> str:
-    return BY_CODE[code].value
 
 
 def _one(sql: str, values: list[Any] | None = None) -> tuple[Any, ...]:

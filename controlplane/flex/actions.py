@@ -37,13 +37,6 @@ def recall_slot(*, slot_id: int, actor: Actor, now: datetime, reason: str) -> Gr
     return grant
 
 
-def recall_all(*, pool_id: int, actor: Actor, now: datetime, reason: str) -> int:
-    """Asks every lent slot of a pool back; returns how many were not asked before."""
-    reason = _checked_reason(reason)
-    with transaction.atomic():
-        return _ask_all_back(pool_id, actor, now, reason)
-
-
 def freeze(*, pool_id: int, actor: Actor, now: datetime, reason: str, until: datetime | None = None) -> Pool:
     """No new loan in a pool until an instant (default one hour from now); loans run on. A new freeze replaces an old.
 

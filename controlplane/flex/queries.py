@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from django.db import connection
-from django.db.models import Avg, Count, Max, Q, QuerySet
+from django.db.models import Avg, Count, Q, QuerySet
 from psycopg import Cursor
 
 from controlplane.contracts.models import WorkloadClass
@@ -18,7 +18,7 @@ from controlplane.core.flex_decision import FlexDecision
 from controlplane.core.flex_review import FlexReview, FlexWeek, SlotWeek
 from controlplane.core.period import to_us
 from controlplane.core.slot_states import BORROWED, SlotState
-from controlplane.fleet.models import Agent, Pool, Slot, SlotInterval
+from controlplane.fleet.models import Pool, Slot, SlotInterval
 from controlplane.flex import evidence, telemetry
 from controlplane.flex.models import Decision, Grant, Lend, PoolSample
 from controlplane.flex.terms import safe_rate_of
@@ -296,11 +296,6 @@ def decision_at(pool_id: int, at: datetime) -> FlexDecision | None:
     return decide(evidence.read_snapshot(sample.figures["seen"], row.snapshot))
 
 
-def latest_sample(pool_id: int) -> PoolSample | None:
-    """The last second that the controller saw of a pool."""
-    return PoolSample.objects.filter(pool_id=pool_id).order_by("-at").first()
-
-
 def lends_this_week(pool_id: int, now: datetime) -> int:
     """Loans begun since Monday 00:00 in the billing zone."""
     monday = telemetry.week_start(now)
@@ -393,18 +388,3 @@ def _slot_weeks(pool: Pool, since: datetime, until: datetime) -> list[SlotWeek]:
         elif state == SlotState.HOME:
             times[0] += us
     return [SlotWeek(slot=name, interactive_us=home, batch_us=batch) for name, (home, batch) in sorted(held.items())]
-
-
-def silent_since(pool_id: int) -> datetime | None:
-    """The oldest last report among the agents that count for a pool; None when one of them never reported."""
-    agents = Agent.objects.filter(pool_id=pool_id, state=Agent.State.ACTIVE, drain_requested_at__isnull=True)
-    if agents.filter(live__isnull=True).exists():
-        return None
-    return agents.order_by("live__reported_at").values_list("live__reported_at", flat=True).first()
-
-
-def last_acts(pool_ids: Sequence[int]) -> dict[int, datetime]:
-    """pool id -> the last loan or recall, for lists of pools."""
-    rows = Lend.objects.filter(pool_id__in=pool_ids).values("pool_id")
-    rows = rows.annotate(lent=Max("lent_at"), recalled=Max("recalled_at"))
-    return {row["pool_id"]: max(at for at in (row["lent"], row["recalled"]) if at is not None) for row in rows}

@@ -16,7 +16,6 @@ from controlplane.fleet.models import Pool
 from controlplane.live import stages
 from controlplane.live.contracts import FIVE_MINUTES_S, HOUR_S, Evaluation
 from controlplane.live.deadlines import Night
-from controlplane.live.queues import AgentWord
 from controlplane.live.readings import Reading
 from controlplane.live.strip import iso
 from controlplane.web.numerals import duration
@@ -328,10 +327,6 @@ def _drift_text(agent: Any, state: str) -> str:
     if state == "silent":
         return "No report. It goes on by itself under its last policy and its leases."
     return f"Runs revision {agent.applied or '—'}, desired {agent.desired or '—'}."
-
-
-def word_of(words: list[AgentWord], agent_id: int | None) -> AgentWord | None:
-    return next((word for word in words if word.agent_id == agent_id), None)
 
 
 def populations(evaluation: Evaluation) -> list[dict[str, Any]]:

@@ -18,7 +18,6 @@ WINDOW = timedelta(minutes=60)
 MINUTE = timedelta(minutes=1)
 # Meters of the running minute and the one before may still be on their way.
 METERS_LATE = timedelta(minutes=2)
-OBSERVED_SHARE = 0.5
 BANDS = ("interactive", "batch", "flex")
 _KINDS = {"lent": "lent", "draining": "draining", "cancelling": "draining", "overdue": "overdue", "lost": "unobserved"}
 STATE_WORDS = {

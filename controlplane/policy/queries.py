@@ -18,8 +18,6 @@ from controlplane.wire.signing import to_text
 
 # Reports come every second or two: an agent that has said nothing for this long is silent.
 SILENT_AFTER = timedelta(seconds=10)
-# An agent that should have a newer revision for longer than this has drifted: two report intervals and a pull.
-DRIFT_AFTER = timedelta(seconds=10)
 
 # Asked every second for every pool: the newest bundles come first, and a pool's first one that counts ends its search.
 _DESIRED_OF_POOLS = """

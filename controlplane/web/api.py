@@ -11,12 +11,6 @@ from rest_framework.views import exception_handler
 PROBLEM_TYPE = "application/problem+json"
 
 
-class Conflict(APIException):
-    status_code = 409
-    default_detail = "The state of this object does not allow it."
-    default_code = "conflict"
-
-
 class PreconditionFailed(APIException):
     status_code = 412
     default_detail = "Somebody changed this since you read it: read it again and repeat your change."
