@@ -38,7 +38,7 @@ def note_revisions(cursor: Cursor, rows: Iterable[RevisionRow], now: datetime) -
     for agent_id, revision, refused_revision, reason in rows:
         applied[agent_id] = max(revision, applied.get(agent_id, 0))
         if refused_revision is not None:
-            refused[agent_id] = (refused_revision, (reason or "no reason given")[:REASON_LIMIT])
+            refused[agent_id] = (refused_revision, (reason.replace("\x00", "") or "no reason given")[:REASON_LIMIT])
     acked = nacked = 0
     if applied:
         cursor.execute(_ACK, {"agents": list(applied), "revisions": list(applied.values()), "now": now})

@@ -32,6 +32,13 @@ async def test_a_sample_that_quotes_a_zero_character_costs_no_record(agent, worl
     assert await sync_to_async(read)() == (3, 0, "reject", "a\ufffdb")
 
 
+async def test_a_reason_with_a_zero_character_costs_no_record(agent, world):
+    records = [usage_row(world, prices=world.prices)]
+    await agent.report(records=records, refused_revision=1, refused_reason="no\0")
+    assert await sync_to_async(UsageRecord.objects.count)() == 1
+    assert await sync_to_async(Quarantine.objects.count)() == 0
+
+
 def test_a_cause_with_a_zero_character_is_not_sound():
     def of(cause):
         return wire.ObjectiveCount(1, MINUTE_US, 1, 1, 0, 0, 0, {cause: 1})
