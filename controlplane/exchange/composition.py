@@ -29,6 +29,7 @@ from controlplane.fleet.ingest import LiveRow, note_live
 from controlplane.flex.ingest import note_slots, note_trips
 from controlplane.jobs import ingest as jobs
 from controlplane.policy.ingest import note_revisions
+from controlplane.tenants.ingest import note_key_use
 from controlplane.usage import cursors, ingest
 from controlplane.usage.cursors import Verdict
 from controlplane.usage.ingest import SetAside
@@ -125,6 +126,7 @@ def _store(cursor: Cursor[Any], taken: Sequence[Incoming], now: datetime) -> lis
         ingest.quarantine(cursor, checked.aside, now)
     ingest.add_refusals(cursor, checked.refusals)
     add_objectives(cursor, checked.objectives)
+    note_key_use(cursor, _key_use(checked.records), now)
     jobs.note_progress(cursor, _job_progress(checked.records), now)
     _settle(cursor, taken, checked.records, now)
     return [checked.aside_records.get(at, 0) for at in range(len(taken))]
@@ -156,6 +158,14 @@ def _number_jobs(cursor: Cursor[Any], records: Records) -> None:
         # a job of another tenant is nobody's business: the record counts without it
         if job is not None and job.tenant_id == tenants[at]:
             records.job_ids[at] = job.id
+
+
+def _key_use(records: Records) -> dict[int, datetime]:
+    """The newest arrival of each key's requests."""
+    keys, at = np.unique(records.column("key_id"), return_inverse=True)
+    newest = np.zeros(len(keys), dtype=np.int64)
+    np.maximum.at(newest, at, records.column("arrived_us"))
+    return {key: from_us(us) for key, us in zip(keys.tolist(), newest.tolist(), strict=True)}
 
 
 def _job_progress(records: Records) -> list[jobs.Progress]:
