@@ -41,6 +41,8 @@ from controlplane.tenants.models import Installation
 
 ACTOR = "system:attribution"
 KIND = "attribution"
+# Agents report every second or two: less than this of an interval without a reading is a late report, not a silent one.
+GAP_LEAST_US = 10_000_000
 _LOCK_SPACE = 0x61747472
 _LENDING = frozenset({LineKind.LEND_PRICE, LineKind.LEND_INCOME})
 
@@ -223,6 +225,7 @@ def _findings(found: Iterable[Finding]) -> list[dict[str, object]]:
     return [
         {"kind": kind, "slot": slot, "us": us, "minutes": minutes}
         for (kind, slot), (us, minutes) in sorted(sums.items())
+        if kind != "gap" or us >= GAP_LEAST_US
     ]
 
 

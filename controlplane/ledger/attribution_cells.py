@@ -23,11 +23,16 @@ from controlplane.ledger.attribution_input import (
 )
 
 NOTHING_SEEN = Meter(0, 0, 0, 0)
+# A slot joins when it is entered; until its agent's first report nobody watches it, which is nothing to look into.
+JOINING_US = US_PER_MINUTE
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What to look into: `kind` is `gap` (no meter), `meter` (meter and requests disagree) or `no_tenure`."""
+    """What to look into: `kind` is `gap` (no meter), `meter` (meter and requests disagree) or `no_tenure`.
+
+    A `gap` is without the first JOINING_US of the slot's time in the fleet; that is unobserved idle like any other.
+    """
 
     kind: str
     slot: str
@@ -117,13 +122,31 @@ class _Cut:
         """The part of a minute that lies in the segment."""
         return max(minute_us, self.from_us), min(minute_us + US_PER_MINUTE, self.to_us)
 
-    def part(self, minute_us: int, amount: int) -> int:
-        """A minute's figure counts in proportion where a rate changes inside the minute; parts add up to it."""
+    def part(self, slot: SlotRows, minute_us: int, amount: int) -> int:
+        """A minute's figure counts in proportion where a rate changes inside the minute; parts add up to it.
+
+        In proportion to the time that the slot was in the fleet: what it did, it did then. Only the figure of a minute
+        in which it never was goes by the clock.
+        """
         low, high = max(minute_us, self.start_us), min(minute_us + US_PER_MINUTE, self.end_us)
         left, right = self.span(minute_us)
         if not amount or (left, right) == (low, high):
             return amount
-        return amount * (right - low) // (high - low) - amount * (left - low) // (high - low)
+        whole, before, through = (_owned_us(slot, low, end) for end in (high, left, right))
+        if not whole:
+            whole, before, through = high - low, left - low, right - low
+        return amount * through // whole - amount * before // whole
+
+
+def _owned_us(slot: SlotRows, start_us: int, end_us: int) -> int:
+    spans = ((max(owner.start_us, start_us), min(owner.end_us, end_us)) for owner in slot.owners)
+    return sum(max(0, end - start) for start, end in spans)
+
+
+def _joining_us(slot: SlotRows, start_us: int, end_us: int) -> int:
+    """How much of the span the slot was in the fleet and still joining."""
+    spans = ((max(at, start_us), min(at + JOINING_US, end_us)) for at in slot.joined_us)
+    return sum(_owned_us(slot, start, end) for start, end in spans if start < end)
 
 
 def _cells(slot: SlotRows, cut: _Cut) -> tuple[dict[str, _Cell], list[Finding]]:
@@ -139,9 +162,10 @@ def _cells(slot: SlotRows, cut: _Cut) -> tuple[dict[str, _Cell], list[Finding]]:
             continue
         owned_us = sum(owner.end_us - owner.start_us for owner in owners)
         busy_us = sum(row.gpu_us for row in used)
-        seen = _seen(slot.meters.get(minute_us, NOTHING_SEEN), cut, minute_us, owned_us, busy_us)
-        if seen.unseen_us:
-            gap_us, gap_minutes = gap_us + seen.unseen_us, gap_minutes + 1
+        seen = _seen(slot, cut, minute_us, owned_us, busy_us)
+        missing_us = seen.unseen_us - _joining_us(slot, left, right)
+        if missing_us > 0:
+            gap_us, gap_minutes = gap_us + missing_us, gap_minutes + 1
         if not owned_us:
             findings.append(Finding("no_tenure", slot.name, busy_us, 1))
         elif busy_us > owned_us or seen.unexplained_us:
@@ -172,7 +196,7 @@ def _clip(owner: OwnerInterval, start_us: int, end_us: int) -> OwnerInterval:
 def _used(slot: SlotRows, cut: _Cut, minute_us: int) -> list[MinuteUsage]:
     rows = []
     for row in slot.usage.get(minute_us, ()):
-        gpu_us = cut.part(minute_us, row.gpu_us)
+        gpu_us = cut.part(slot, minute_us, row.gpu_us)
         if gpu_us:
             rows.append(row if gpu_us == row.gpu_us else replace(row, gpu_us=gpu_us))
     return rows
@@ -189,14 +213,15 @@ class _Seen:
     warming_us: int
 
 
-def _seen(meter: Meter, cut: _Cut, minute_us: int, owned_us: int, busy_us: int) -> _Seen:
+def _seen(slot: SlotRows, cut: _Cut, minute_us: int, owned_us: int, busy_us: int) -> _Seen:
     """Busy time that no request explains is time that nobody can say anything about: it counts as unobserved."""
-    observed_us = min(cut.part(minute_us, meter.observed_us), owned_us)
-    metered_busy_us = cut.part(minute_us, meter.busy_us)
+    meter = slot.meters.get(minute_us, NOTHING_SEEN)
+    observed_us = min(cut.part(slot, minute_us, meter.observed_us), owned_us)
+    metered_busy_us = cut.part(slot, minute_us, meter.busy_us)
     unexplained_us = min(max(metered_busy_us - busy_us, 0), observed_us)
     left_us = observed_us - unexplained_us
-    broken_us = min(cut.part(minute_us, meter.broken_us), left_us)
-    warming_us = min(cut.part(minute_us, meter.warming_us), left_us - broken_us)
+    broken_us = min(cut.part(slot, minute_us, meter.broken_us), left_us)
+    warming_us = min(cut.part(slot, minute_us, meter.warming_us), left_us - broken_us)
     return _Seen(metered_busy_us, owned_us - observed_us, unexplained_us, broken_us, warming_us)
 
 

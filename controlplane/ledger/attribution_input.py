@@ -48,7 +48,10 @@ class MinuteUsage:
 
 @dataclass(frozen=True, slots=True)
 class SlotRows:
-    """A slot with its owners (clipped to tenures and to the interval), and its minutes by their start."""
+    """A slot with its owners (clipped to tenures and to the interval), and its minutes by their start.
+
+    `joined_us` has the instants, not clipped, at which the tenures began that the interval touches.
+    """
 
     name: str
     band: Band | None
@@ -56,6 +59,7 @@ class SlotRows:
     owners: tuple[OwnerInterval, ...]
     meters: Mapping[int, Meter]
     usage: Mapping[int, tuple[MinuteUsage, ...]]
+    joined_us: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +173,7 @@ def load_rows(pool: Pool, window: Window, names: Names) -> IntervalRows:
             _owners(pool, slot, tenures.get(pk, []), intervals.get(pk, []), window),
             meters.get(pk, {}),
             {minute: tuple(found) for minute, found in usage.get(pk, {}).items()},
+            tuple(to_us(tenure.started_at) for tenure in tenures.get(pk, [])),
         )
         for pk, slot in slots.items()
     )

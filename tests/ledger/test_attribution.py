@@ -272,6 +272,66 @@ def test_cost_runs_over_tenure():
     assert {"kind": "no_tenure", "slot": "b1", "us": 1_000_000, "minutes": 1} in interval.findings
 
 
+def test_what_a_slot_did_in_its_first_minute_it_did_in_the_fleet():
+    """Price and slot both begin inside a minute whose figures are known as a whole."""
+    joins = HOUR + timedelta(minutes=48, seconds=16, microseconds=342_663)
+    minute = HOUR + timedelta(minutes=48)
+    fleet = make_fleet("b1", since=joins, idle_policy="platform")
+    fleet.use("b1", "c", "bulk", 26_863_073, minute=minute)
+    fleet.observe(minute + timedelta(minutes=1), HOUR + ONE_HOUR)
+    slot_id = fleet.slots["b1"].pk
+    SlotMinute.objects.create(slot_id=slot_id, minute=minute, busy_us=26_863_073, observed_us=28_575_398)
+    (result,) = run(fleet)
+    interval = AttributionInterval.objects.get()
+    # 15.08 s before the first report: idle that nobody saw, and nothing to look into
+    assert interval.findings == []
+    times = dict(AttributionLine.objects.values_list("line", "gpu_us"))
+    assert times["direct"] == 26_863_073
+    assert times["unobserved"] == 43_657_337 - 28_575_398
+    assert sum(times.values()) == interval.owned_us == 43_657_337 + 11 * MINUTE_US
+    assert sum(by_tenant().values()) == result.cost_nanos
+
+
+def test_a_rate_that_changes_in_a_slots_first_minute_splits_by_its_time_in_the_fleet():
+    joins = HOUR + timedelta(seconds=20)
+    fleet = make_fleet("i1", since=joins, rate_nanos=1_000_000_000)
+    add_rate(fleet.pool, 3_000_000_000, HOUR + timedelta(seconds=30))
+    fleet.use("i1", "a", "chat", 40_000_000, minute=HOUR)
+    fleet.observe(HOUR, HOUR + ONE_HOUR)
+    (result,) = run(fleet)
+    assert AttributionInterval.objects.get().findings == []
+    # 10 of its 40 s at the old rate
+    assert by_line()["direct"] == round(1_000_000_000 * 10 / 3600) + round(3_000_000_000 * 30 / 3600)
+    assert sum(by_tenant().values()) == result.cost_nanos
+
+
+@pytest.mark.parametrize(
+    ("first_report_s", "silent_s", "said_us"),
+    [
+        (25, 0, None),
+        (60, 0, None),
+        (65, 0, None),
+        # an agent that came late: what is beyond the first minute
+        (90, 0, 30_000_000),
+        # late reports are no silence
+        (0, 9, None),
+        (0, 10, 10_000_000),
+    ],
+)
+def test_a_gap_is_more_than_a_start_or_a_late_report(first_report_s, silent_s, said_us):
+    fleet = make_fleet("i1", idle_policy="platform")
+    fleet.observe(HOUR, HOUR + ONE_HOUR)
+    for number in range(2):
+        seen_us = MINUTE_US - min(max(first_report_s - 60 * number, 0), 60) * 1_000_000
+        SlotMinute.objects.filter(minute=HOUR + timedelta(minutes=number)).update(observed_us=seen_us)
+    SlotMinute.objects.filter(minute=HOUR + timedelta(minutes=30)).update(observed_us=MINUTE_US - silent_s * 1_000_000)
+    run(fleet)
+    said = [(row["kind"], row["us"]) for row in AttributionInterval.objects.get().findings]
+    assert said == ([] if said_us is None else [("gap", said_us)])
+    unseen_us = (first_report_s + silent_s) * 1_000_000
+    assert AttributionLine.objects.get(line="unobserved").gpu_us == unseen_us
+
+
 def test_a_completed_hour_keeps_the_policy_it_was_completed_under():
     fleet = worked_example(idle_policy="usage")
     run(fleet)
