@@ -224,7 +224,7 @@ def _add_jobs(pools: dict[int, PoolReading], now: datetime) -> None:
 
 
 _JOB_FIELDS = (
-    "pool_id", "state", "deadline", "items", "items_completed", "items_failed", "gpu_us_done", "prompt_tokens",
+    "pool_id", "state", "deadline", "items", "items_completed", "gpu_us_done", "prompt_tokens",
     "expected_output_tokens",
 )  # fmt: skip
 

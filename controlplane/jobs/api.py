@@ -58,6 +58,9 @@ class JobSerializer(serializers.ModelSerializer):
     tenant = serializers.SlugRelatedField("slug", read_only=True)
     pool = serializers.SlugRelatedField("slug", read_only=True)
     model = serializers.CharField(source="pool.model.name", read_only=True)
+    items_failed = serializers.IntegerField(
+        read_only=True, help_text="Requests that failed. An item whose client retries it may fail often and complete."
+    )
     standing = serializers.SerializerMethodField()
     remaining_gpu_us = serializers.SerializerMethodField()
     estimate_gpu_us_per_item = serializers.SerializerMethodField()

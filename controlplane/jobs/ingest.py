@@ -21,7 +21,10 @@ class JobRef:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What a transaction adds to one job; `first_attempt_at` is the earliest start of an attempt it saw."""
+    """What a transaction adds to one job; `first_attempt_at` is the earliest start of an attempt it saw.
+
+    `failed` counts requests, not items: a client that retries one may still complete the item.
+    """
 
     job_id: int
     completed: int
@@ -49,13 +52,12 @@ _LOCK_SQL = "SELECT id FROM jobs_job WHERE id = ANY(%s) ORDER BY id FOR UPDATE"
 _SQL = """
 UPDATE jobs_job j SET
     items_completed = least(j.items, j.items_completed + r.completed),
-    items_failed = least(j.items - least(j.items, j.items_completed + r.completed), j.items_failed + r.failed),
+    items_failed = least(2147483647, j.items_failed::bigint + r.failed)::int,
     gpu_us_done = j.gpu_us_done + r.gpu_us,
     first_attempt_at = least(coalesce(j.first_attempt_at, r.first_attempt_at), r.first_attempt_at),
-    state = CASE WHEN j.state = 'running' AND j.items_completed + j.items_failed + r.completed + r.failed >= j.items
+    state = CASE WHEN j.state = 'running' AND j.items_completed + r.completed >= j.items
                  THEN 'completed' ELSE j.state END,
-    finished_at = CASE WHEN j.finished_at IS NULL
-                        AND j.items_completed + j.items_failed + r.completed + r.failed >= j.items
+    finished_at = CASE WHEN j.finished_at IS NULL AND j.items_completed + r.completed >= j.items
                        THEN %s ELSE j.finished_at END,
     version = j.version + 1
 FROM unnest(%s::bigint[], %s::int[], %s::int[], %s::bigint[], %s::timestamptz[])
@@ -65,7 +67,10 @@ WHERE j.id = r.id
 
 
 def note_progress(cursor: Cursor[Any], rows: Sequence[Progress], now: datetime) -> None:
-    """Adds progress to jobs, in id order; a job is finished when every item has ended."""
+    """Adds progress to jobs, in id order; a job is finished when every item has completed.
+
+    Failed requests are counted and finish nothing: whether an item is given up, its client knows alone.
+    """
     ordered = sorted(rows, key=lambda row: row.job_id)
     if not ordered:
         return

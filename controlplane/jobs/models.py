@@ -11,6 +11,8 @@ from controlplane.tenants.models import Tenant
 
 
 class Job(models.Model):
+    """Done when `items_completed` reaches `items`. `items_failed` counts failed requests: one item may fail often."""
+
     class State(models.TextChoices):
         RUNNING = "running"
         COMPLETED = "completed"

@@ -52,7 +52,7 @@ class Estimate:
 
 
 def estimate_of(job: Job, pool: Pool) -> Estimate:
-    """The job's current estimate. GPU time of failed items counts too: they took it."""
+    """The job's current estimate. GPU time of failed requests counts too: the items took it."""
     if job.items_completed >= LEARNT_FROM_ITEMS and job.gpu_us_done > 0:
         return Estimate(max(1, round(job.gpu_us_done / job.items_completed)), learnt=True)
     rates = WorkRates(pool.prefill_us_per_token, pool.decode_us_per_token)
@@ -60,7 +60,8 @@ def estimate_of(job: Job, pool: Pool) -> Estimate:
 
 
 def unfinished_items(job: Job) -> int:
-    return max(job.items - job.items_completed - job.items_failed, 0)
+    """Items that have not completed; one that failed may be retried, so it is still to be done."""
+    return max(job.items - job.items_completed, 0)
 
 
 def remaining_gpu_us(job: Job, pool: Pool) -> int:
@@ -106,7 +107,7 @@ class JobStatus:
 
     @property
     def done_ratio(self) -> float:
-        return (self.job.items_completed + self.job.items_failed) / self.job.items
+        return self.job.items_completed / self.job.items
 
     @property
     def short_id(self) -> str:

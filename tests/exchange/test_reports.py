@@ -6,6 +6,7 @@ import asyncio
 import gzip
 import time
 import uuid
+from datetime import UTC, datetime, timedelta
 
 import msgspec
 import pytest
@@ -13,9 +14,11 @@ from asgiref.sync import sync_to_async
 from django.db import connection
 
 from controlplane.contracts.models import ObjectiveMinute
+from controlplane.core.period import from_us
 from controlplane.exchange import group_commit
 from controlplane.exchange.asgi import ExchangeApplication
 from controlplane.fleet.models import AgentLive
+from controlplane.tenants.models import ApiKey
 from controlplane.usage.models import (
     AgentCursor,
     DecisionSample,
@@ -27,6 +30,7 @@ from controlplane.usage.models import (
     UsageRecord,
 )
 from controlplane.wire import report as wire
+from tests import factories
 from tests.exchange.door import nowhere
 from tests.usage_rows import usage_row
 
@@ -370,7 +374,6 @@ async def test_refusals_objectives_samples_and_live_figures(agent, world):
 
 async def test_a_job_counts_its_items_and_finishes(agent, world):
     from controlplane.jobs.models import Job
-    from tests import factories
 
     def job(items, **values):
         given = {"tenant": world.tenant, "workload_class": world.bulk, "pool": world.pool, "items": items}
@@ -390,12 +393,47 @@ async def test_a_job_counts_its_items_and_finishes(agent, world):
     await agent.report(records=sent)
     await agent.report(records=[usage_row(world, job=str(own.uuid), gpu_us=10, **bulk)])
     row = await Job.objects.aget(pk=own.pk)
-    assert (row.items_completed, row.items_failed, row.gpu_us_done, row.state) == (2, 1, 30, "completed")
+    # its client sends the one that failed again
+    assert (row.items_completed, row.items_failed, row.state, row.finished_at) == (2, 1, "running", None)
+    again = {"job": str(own.uuid), "gpu_us": 10, **bulk}
+    failures = [usage_row(world, outcome=7, status=503, **again) for _ in range(5)]
+    await agent.report(records=[*failures, usage_row(world, **again)])
+    row = await Job.objects.aget(pk=own.pk)
+    assert (row.items_completed, row.items_failed, row.gpu_us_done, row.state) == (3, 6, 90, "completed")
     assert row.finished_at is not None and row.first_attempt_at is not None
     other = await Job.objects.aget(pk=foreign.pk)
     assert (other.items_completed, other.first_attempt_at) == (0, None)
     numbered = await sync_to_async(lambda: UsageRecord.objects.filter(job_id=own.pk).count())()
-    assert (numbered, (await stored())[0]) == (3, 5)
+    assert (numbered, (await stored())[0]) == (9, 11)
+
+
+async def test_a_key_in_use_says_when_it_was_used_last(agent, world):
+    idle = await ApiKey.objects.acreate(
+        public_id="key-2", tenant=world.tenant, name="idle", prefix="fb_2", secret_hash="1" * 64,
+        default_class="chat", created_at=factories.NOW,
+    )  # fmt: skip
+
+    async def used():
+        return (await ApiKey.objects.aget(pk=world.key.pk)).last_used_at
+
+    base_us = time.time_ns() // 1000 - 600_000_000
+
+    async def use(*after_s):
+        await agent.report(records=[usage_row(world, prices=world.prices, ended_us=at(s) + 600_000) for s in after_s])
+        return await used()
+
+    def at(after_s):
+        return base_us + after_s * 1_000_000
+
+    assert await used() is None
+    assert await use(10, 30, 20) == from_us(at(30)), "the newest of a report"
+    assert await use(-300) == from_us(at(30)), "a late report moves nothing backwards"
+    assert await use(90) == from_us(at(30)), "within a minute the row is left alone"
+    assert await use(91) == from_us(at(91))
+    now = datetime.now(UTC)
+    await use(630)
+    assert now - timedelta(seconds=1) <= await used() <= datetime.now(UTC), "no agent's clock puts a use in the future"
+    assert (await ApiKey.objects.aget(pk=idle.pk)).last_used_at is None
 
 
 async def test_many_agents_in_one_group(app, world):

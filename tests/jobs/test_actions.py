@@ -146,9 +146,10 @@ def test_backlog_is_unfinished_items_times_the_current_estimate(tenant, now):
     item_us = 1_000 * 60 + 200 * 2_500
     assert queries.backlog(job.pool_id, now) == [(100 * item_us, job.deadline)]
     Job.objects.update(items_completed=19, items_failed=1, gpu_us_done=19_000_000)
-    assert queries.backlog(job.pool_id, now) == [(80 * item_us, job.deadline)]
+    # the one that failed is still to be done
+    assert queries.backlog(job.pool_id, now) == [(81 * item_us, job.deadline)]
     Job.objects.update(items_completed=20, gpu_us_done=20_000_000)
-    assert queries.backlog(job.pool_id, now) == [(79 * 1_000_000, job.deadline)]
+    assert queries.backlog(job.pool_id, now) == [(80 * 1_000_000, job.deadline)]
 
 
 def test_backlog_is_in_order_of_deadlines_with_best_effort_last(tenant, now):
@@ -163,6 +164,18 @@ def test_a_missed_job_counts_for_half_an_hour_and_leaves(tenant, now):
     grace = job.deadline + timedelta(minutes=30)
     assert len(queries.backlog(job.pool_id, grace - timedelta(microseconds=1))) == 1
     assert queries.backlog(job.pool_id, grace) == []
+
+
+def test_a_job_whose_client_gave_up_is_missed_and_asks_for_nothing_after_its_grace(tenant, now):
+    job = submit(tenant, now, deadline=now + timedelta(hours=1)).job
+    Job.objects.update(items_completed=60, items_failed=400, gpu_us_done=60_000_000, first_attempt_at=now)
+    late = job.deadline + timedelta(minutes=30)
+    assert queries.backlog(job.pool_id, late - timedelta(seconds=1)) == [(40 * 1_000_000, job.deadline)]
+    assert queries.backlog(job.pool_id, late) == []
+    assert list(queries.missed(Job.objects.all(), late)) == [job]
+    status = queries.status_of(Job.objects.get(), late)
+    assert (status.standing, status.unfinished, status.required_slots) == ("missed", 40, None)
+    assert queries.pool_slack(job.pool, late).required == 0
 
 
 def test_standing_follows_progress_and_the_deadline(tenant, now):

@@ -53,7 +53,9 @@ def test_a_members_list_holds_the_own_tenants_jobs_only(make, people):
 def test_the_page_shows_the_arithmetic_of_what_remains(make, people):
     job = make(items_completed=400, items_failed=100, gpu_us_done=400 * 36_000_000)
     page = text(people["viewer"].get(reverse("job", args=[job.uuid])))
-    assert "500" in page and "36,000.0 ms" in page and "5\xa0h" in page and "50 %" in page
+    # 600 that have not completed: what failed is not done
+    assert "600" in page and "36,000.0 ms" in page and "6\xa0h" in page and "40 % of 1,000 items have completed" in page
+    assert "Failed requests" in page and "100" in page
     assert "what 400 completed ones took" in page
 
 
