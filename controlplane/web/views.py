@@ -6,9 +6,11 @@ from typing import Any
 
 from django.conf import settings
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
-from django.shortcuts import render
+from django.shortcuts import redirect, render
 from django.template import TemplateDoesNotExist
 from django.template.loader import render_to_string
+from django.templatetags.static import static
+from django.views.decorators.cache import cache_control
 from django.views.decorators.csrf import requires_csrf_token
 
 from controlplane.web import styleguide_data
@@ -89,6 +91,12 @@ def server_error(request: HttpRequest) -> HttpResponse:
     return error_response(request, 500)
 
 
+@cache_control(public=True, max_age=86_400)
+def favicon(request: HttpRequest) -> HttpResponse:
+    """Where browsers look for the icon of an answer that names none: exports, REST answers, problem documents."""
+    return redirect(static("flexband/favicon.svg"))
+
+
 def styleguide(request: HttpRequest) -> HttpResponse:
     """Every component and state on one page; for staff users, or for everybody while DEBUG is on."""
     user: Any = getattr(request, "user", None)
@@ -97,5 +105,7 @@ def styleguide(request: HttpRequest) -> HttpResponse:
     return render(request, "web/styleguide.html", styleguide_data.context())
 
 
+# Anybody may have the icon.
+favicon.permission = None  # type: ignore[attr-defined]
 # Guards itself (404 for everybody else), so no permission of the roles' table stands on it.
 styleguide.permission = None  # type: ignore[attr-defined]

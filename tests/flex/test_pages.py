@@ -34,6 +34,9 @@ def test_pages_show_the_band_and_a_decision_with_every_check(busy: Band, people)
     assert "the same way today" in page
     band_page = people["viewer"].get(pool_url, {"acts": "1"}).content.decode()
     assert "interactive queue wait" in band_page and "2,500" in band_page
+    pool_page = reverse("pool", args=[busy.pool.slug])
+    assert f'<nav class="crumbs" aria-label="Breadcrumb"><a href="{reverse("pools")}">Pools</a>' in band_page
+    assert f'<a href="{pool_page}">{busy.pool.slug}</a></nav>' in band_page
 
 
 def test_an_empty_band_says_what_it_is(band: Band, people):

@@ -64,6 +64,18 @@ def test_pool_page_shows_queue_stages_strip_and_why(scene, oncall):
     assert reverse("flex-recall", args=[scene.slots["f1"].pk]) in page
 
 
+def test_the_freeze_dialog_has_the_choice_to_recall_too(scene, oncall):
+    page = body(oncall, "pool", "chat-70b")
+    address = reverse("flex-freeze", args=["chat-70b"])
+    dialog = page[page.index(f'action="{address}"') :]
+    dialog = dialog[: dialog.index("</dialog>")]
+    assert '<input type="checkbox" name="recall"> Recall every lent slot too' in dialog
+    assert page.count('name="recall"') == 1, "the other dialogs have no such choice"
+    answer = oncall.post(address, {"reason": "incident", "recall": "on"})
+    assert answer.status_code == 302
+    assert list(Grant.objects.filter(manual_recall=True).values_list("slot__name", flat=True)) == ["f1"]
+
+
 def test_a_viewer_sees_the_pool_and_no_button_that_acts(scene):
     page = body(person("viewer"), "pool", "chat-70b")
     assert "f1 is lent" in page

@@ -200,6 +200,12 @@ def test_health_is_open_and_says_little(url, client):
     assert response.status_code == 200 and len(response.content) < 40
 
 
+def test_the_icon_that_browsers_look_for_is_there_for_anybody(client):
+    response = client.get("/favicon.ico")
+    assert response.status_code == 302 and "max-age=86400" in response["Cache-Control"]
+    assert re.fullmatch(r"/static/flexband/favicon[.0-9a-f]*\.svg", response["Location"])
+
+
 def test_the_description_is_openapi_3_1_and_its_page_has_no_inline_script(people):
     schema = people["viewer"].get("/api/schema/?format=json").json()
     assert schema["openapi"].startswith("3.1")
