@@ -16,10 +16,11 @@ from django.db.models.functions import Greatest
 from controlplane.audit.actions import changes as changed_fields
 from controlplane.audit.actions import record
 from controlplane.audit.actors import Actor
+from controlplane.audit.reasons import checked_reason
 from controlplane.budgets.models import Budget, BudgetWindow
 from controlplane.core.money import format_nanos
 from controlplane.core.period import load_zone
-from controlplane.tenants.actions import Stale, need_reason
+from controlplane.tenants.actions import Stale
 from controlplane.tenants.models import Tenant
 
 LIMIT_NANOS_MAX = 2**63 - 1
@@ -36,7 +37,7 @@ def create_budget(
 
     It counts from the start of its present window; what was spent in it before is not known to it.
     """
-    need_reason(reason)
+    reason = checked_reason(reason)
     _only(values, (*EDITABLE, *CALENDAR))
     with transaction.atomic():
         tenant = Tenant.objects.select_for_update().get(pk=tenant_id)
@@ -58,7 +59,7 @@ def edit_budget(
 
     Raises Stale when `version` is not the row's, ValidationError for values that cannot be used.
     """
-    need_reason(reason)
+    reason = checked_reason(reason)
     _only(changes, (*EDITABLE, *CALENDAR))
     with transaction.atomic():
         budget = _locked(budget_id, version)
@@ -81,7 +82,7 @@ def edit_budget(
 
 def archive_budget(*, budget_id: int, version: int, reason: str, actor: Actor, now: datetime) -> Budget:
     """The budget limits nothing from now on; its windows stay. Leases taken from it still settle in them."""
-    need_reason(reason)
+    reason = checked_reason(reason)
     with transaction.atomic():
         budget = _locked(budget_id, version)
         budget.archived_at = budget.updated_at = now

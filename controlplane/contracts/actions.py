@@ -13,6 +13,7 @@ from django.db import transaction
 
 from controlplane.audit.actions import changes, record
 from controlplane.audit.actors import Actor
+from controlplane.audit.reasons import checked_reason
 from controlplane.contracts.models import Contract, ContractVersion, WorkloadClass
 from controlplane.contracts.wording import sentence, unreachable
 from controlplane.core.period import load_zone
@@ -25,7 +26,6 @@ from controlplane.tenants.models import Tenant
 from controlplane.wakeups.bells import ring
 
 PPM = 1_000_000
-REASON_MOST = 400
 WINDOW_LEAST_S, WINDOW_MOST_S = 60, 30 * 86_400
 PERIOD_MOST_S = 90 * 86_400
 
@@ -66,7 +66,7 @@ def edit_class(
     *, slug: str, values: Mapping[str, Any], actor: Actor, now: datetime, reason: str, version: int | None = None
 ) -> WorkloadClass:
     """Changes any of CLASS_FIELDS. Raises ValidationError by field, Stale when `version` is not the present one."""
-    _check_reason(reason)
+    reason = checked_reason(reason)
     with transaction.atomic():
         _lock_downgrades()
         row = _locked_class(slug, version)
@@ -100,7 +100,7 @@ def archive_class(*, slug: str, actor: Actor, now: datetime, reason: str, versio
 def _move_class(
     slug: str, state: str, action: str, actor: Actor, now: datetime, reason: str, version: int | None
 ) -> WorkloadClass:
-    _check_reason(reason)
+    reason = checked_reason(reason)
     with transaction.atomic():
         row = WorkloadClass.objects.select_for_update().get(slug=slug)
         _check_version(row, version)
@@ -172,7 +172,7 @@ def add_version(
     What `values` leaves out is taken from the newest version. Raises ValidationError by field, Stale when `version`
     is not the contract's present one.
     """
-    _check_reason(reason)
+    reason = checked_reason(reason)
     with transaction.atomic():
         contract = _locked_contract(slug, version)
         newest = contract.versions.order_by("-number").first()
@@ -208,7 +208,7 @@ def add_version(
 
 def archive_contract(*, slug: str, actor: Actor, now: datetime, reason: str, version: int | None = None) -> Contract:
     """Ends a contract: it is judged no longer once policy is pushed; its history stays."""
-    _check_reason(reason)
+    reason = checked_reason(reason)
     with transaction.atomic():
         contract = _locked_contract(slug, version)
         contract.archived_at, contract.version = now, contract.version + 1
@@ -452,13 +452,6 @@ def _locked_contract(slug: str, version: int | None) -> Contract:
 def _check_version(row: WorkloadClass | Contract, version: int | None) -> None:
     if version is not None and row.version != version:
         raise Stale(row)
-
-
-def _check_reason(reason: str) -> None:
-    if not reason.strip():
-        raise ValidationError({"reason": "Say why: the reason is kept in the audit log."}, code="required")
-    if len(reason) > REASON_MOST:
-        raise ValidationError({"reason": f"Use at most {REASON_MOST} characters."})
 
 
 def _record_class(

@@ -16,6 +16,7 @@ from django.db.models import F
 
 from controlplane.audit.actions import changes, record
 from controlplane.audit.actors import Actor
+from controlplane.audit.reasons import checked_reason
 from controlplane.fleet import ownership
 from controlplane.fleet.models import Agent, EnrolmentToken, Pool, ServedModel, Slot
 from controlplane.fleet.pool_rules import check_bands, check_pool
@@ -26,7 +27,6 @@ from controlplane.wakeups.bells import ring
 
 TOKEN_LIFETIME = timedelta(hours=1)
 TOKEN_PREFIX = "fbe_"  # noqa: S105 - how a token begins, not a secret
-REASON_MOST = 400
 SLOTS_MOST = 10_000
 
 POOL_FIELDS = (
@@ -72,7 +72,7 @@ def edit_pool(
 
     Raises ValidationError by field, Stale when `version` is not the present one.
     """
-    _check_reason(reason)
+    reason = checked_reason(reason)
     with transaction.atomic():
         pool = locked_pool(slug, version)
         before = _pool_values(pool)
@@ -98,7 +98,7 @@ def edit_pool(
 
 def archive_pool(*, slug: str, actor: Actor, now: datetime, reason: str, version: int | None = None) -> Pool:
     """Takes a pool out of use. Refused while it has slots or agents."""
-    _check_reason(reason)
+    reason = checked_reason(reason)
     with transaction.atomic():
         pool = locked_pool(slug, version)
         slots = len(_slots_in_the_fleet(pool))
@@ -203,7 +203,7 @@ def edit_slot(
 
 def remove_slot(*, slot_id: int, actor: Actor, now: datetime, reason: str, version: int | None = None) -> Slot:
     """Takes a slot out of the fleet: tenure and cost end now. Needs the slot home."""
-    _check_reason(reason)
+    reason = checked_reason(reason)
     with transaction.atomic():
         slot, pool = _locked_slot(slot_id, version)
         _check_home(slot, "remove it")
@@ -261,7 +261,7 @@ def approve_agent(*, agent_id: int, actor: Actor, now: datetime) -> Agent:
 
 def request_drain(*, agent_id: int, actor: Actor, now: datetime, reason: str) -> Agent:
     """The agent takes no new request from its next report on and finishes what it has. Asking twice changes nothing."""
-    _check_reason(reason)
+    reason = checked_reason(reason)
     with transaction.atomic():
         agent = _locked_agent(agent_id)
         _check_in_use(agent)
@@ -276,7 +276,7 @@ def request_drain(*, agent_id: int, actor: Actor, now: datetime, reason: str) ->
 
 def cancel_drain(*, agent_id: int, actor: Actor, now: datetime, reason: str) -> Agent:
     """The agent serves again from its next report on."""
-    _check_reason(reason)
+    reason = checked_reason(reason)
     with transaction.atomic():
         agent = _locked_agent(agent_id)
         _check_in_use(agent)
@@ -294,7 +294,7 @@ def retire_agent(*, agent_id: int, actor: Actor, now: datetime, reason: str) -> 
 
     Its key is kept, so that what it spooled can be told apart. Retiring twice changes nothing.
     """
-    _check_reason(reason)
+    reason = checked_reason(reason)
     with transaction.atomic():
         agent = _locked_agent(agent_id)
         if agent.state == Agent.State.RETIRED:
@@ -342,13 +342,6 @@ def _pool_values(pool: Pool) -> dict[str, Any]:
 
 def _slot_values(slot: Slot) -> dict[str, Any]:
     return {name: getattr(slot, name) for name in SLOT_FIELDS}
-
-
-def _check_reason(reason: str) -> None:
-    if not reason.strip():
-        raise ValidationError({"reason": "Say why: the reason is kept in the audit log."}, code="required")
-    if len(reason) > REASON_MOST:
-        raise ValidationError({"reason": f"Use at most {REASON_MOST} characters."})
 
 
 def _check_version(row: Pool | Slot, version: int | None) -> None:

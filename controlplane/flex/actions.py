@@ -9,6 +9,7 @@ from django.db import transaction
 
 from controlplane.audit.actions import record
 from controlplane.audit.actors import Actor
+from controlplane.audit.reasons import checked_reason
 from controlplane.core.slot_states import BORROWED, SlotState
 from controlplane.fleet.models import Pool, Slot
 from controlplane.flex.models import Grant
@@ -17,7 +18,6 @@ from controlplane.wakeups.bells import ring
 
 FREEZE_DEFAULT = timedelta(hours=1)
 FREEZE_MOST = timedelta(days=7)
-REASON_MOST = 400
 
 _FREEZE_FIELDS = ["frozen_since", "frozen_until", "frozen_by", "freeze_reason", "live_number"]
 
@@ -27,7 +27,7 @@ def recall_slot(*, slot_id: int, actor: Actor, now: datetime, reason: str) -> Gr
 
     Raises ValidationError when the reason is missing or the slot is not lent.
     """
-    reason = _checked_reason(reason)
+    reason = checked_reason(reason)
     with transaction.atomic():
         grant = Grant.objects.select_for_update().select_related("slot__pool").filter(slot_id=slot_id).first()
         if grant is None or grant.state != SlotState.LENT:
@@ -42,7 +42,7 @@ def freeze(*, pool_id: int, actor: Actor, now: datetime, reason: str, until: dat
 
     Raises ValidationError when the reason is missing or the end is not within the next seven days.
     """
-    reason = _checked_reason(reason)
+    reason = checked_reason(reason)
     until = now + FREEZE_DEFAULT if until is None else until
     if not now < until <= now + FREEZE_MOST:
         raise ValidationError({"until": "Choose an end that is ahead, and at most 7 days from now."})
@@ -60,7 +60,7 @@ def freeze_and_recall(*, pool_id: int, actor: Actor, now: datetime, reason: str,
 
 def unfreeze(*, pool_id: int, actor: Actor, now: datetime, reason: str) -> Pool:
     """Allows new loans again. Raises ValidationError when the reason is missing; an unfrozen pool stays as it is."""
-    reason = _checked_reason(reason)
+    reason = checked_reason(reason)
     with transaction.atomic():
         pool = _locked_pool(pool_id)
         if pool.frozen_since is not None:
@@ -82,15 +82,6 @@ def end_expired_freezes(now: datetime) -> int:
 
 
 # ---- parts ----
-
-
-def _checked_reason(reason: str) -> str:
-    reason = reason.strip()
-    if not reason:
-        raise ValidationError({"reason": "Say why: the reason is kept in the audit log."})
-    if len(reason) > REASON_MOST:
-        raise ValidationError({"reason": f"Use at most {REASON_MOST} characters."})
-    return reason
 
 
 def _not_lent(slot_id: int, grant: Grant | None) -> str:

@@ -13,12 +13,12 @@ from django.db import transaction
 
 from controlplane.audit.actions import changes, record
 from controlplane.audit.actors import Actor
+from controlplane.audit.reasons import checked_reason
 from controlplane.fleet.models import Pool, ServedModel
 from controlplane.ledger.models import CostRate, RateCard
 from controlplane.tenants.actions import Stale
 
 PPM = 1_000_000
-REASON_MOST = 400
 # A thousand million currency units an hour or a million tokens: more is a slip of the keyboard.
 PRICE_MOST_NANOS = 10**15
 
@@ -44,7 +44,7 @@ def add_cost_rate(
     `previous_id`: the newest rate that the person saw; another one raises Stale.
     Raises ValidationError by field.
     """
-    _check_reason(reason)
+    reason = checked_reason(reason)
     _check_price("nanos_per_slot_hour", nanos_per_slot_hour)
     starts = effective_from or now
     with transaction.atomic():
@@ -84,7 +84,7 @@ def add_rate_card(
     `values`: any of CARD_FIELDS; the rest stays as it was on the newest card.
     Raises ValidationError by field, Stale when `previous_id` is not the newest card.
     """
-    _check_reason(reason)
+    reason = checked_reason(reason)
     starts = effective_from or now
     with transaction.atomic():
         served = ServedModel.objects.select_for_update().filter(name=model).first()
@@ -160,10 +160,3 @@ def _check_price(field: str, nanos: int) -> None:
 def _check_seen(newest: CostRate | RateCard | None, previous_id: int | None) -> None:
     if previous_id is not None and (newest is None or newest.pk != previous_id):
         raise Stale(newest)
-
-
-def _check_reason(reason: str) -> None:
-    if not reason.strip():
-        raise ValidationError({"reason": "Say why: the reason is kept in the audit log."}, code="required")
-    if len(reason) > REASON_MOST:
-        raise ValidationError({"reason": f"Use at most {REASON_MOST} characters."})

@@ -13,6 +13,7 @@ from django.db import connection, transaction
 from controlplane.audit.actions import changes as changed_fields
 from controlplane.audit.actions import record
 from controlplane.audit.actors import Actor
+from controlplane.audit.reasons import checked_reason
 from controlplane.tenants.models import ApiKey, Tenant
 from controlplane.wakeups.bells import ring
 
@@ -116,19 +117,19 @@ def edit_tenant(
 
 def suspend_tenant(*, tenant_id: int, reason: str, actor: Actor, now: datetime, version: int | None = None) -> Tenant:
     """Refuses the tenant's new requests at once. Suspending a suspended tenant changes nothing."""
-    need_reason(reason)
+    reason = checked_reason(reason)
     return _set_state(tenant_id, version, Tenant.State.SUSPENDED, "tenant.suspend", reason=reason, actor=actor, now=now)
 
 
 def resume_tenant(*, tenant_id: int, reason: str, actor: Actor, now: datetime, version: int | None = None) -> Tenant:
     """Takes the tenant's requests again. Resuming an active tenant changes nothing."""
-    need_reason(reason)
+    reason = checked_reason(reason)
     return _set_state(tenant_id, version, Tenant.State.ACTIVE, "tenant.resume", reason=reason, actor=actor, now=now)
 
 
 def archive_tenant(*, tenant_id: int, version: int, reason: str, actor: Actor, now: datetime) -> Tenant:
     """Ends a tenant: its keys are revoked, nothing is deleted. Refused while it has children that are not archived."""
-    need_reason(reason)
+    reason = checked_reason(reason)
     with transaction.atomic():
         _take_turns()
         tenant = locked(tenant_id, version)
@@ -168,11 +169,6 @@ def snapshot(tenant: Tenant) -> dict[str, Any]:
     parent = Tenant.objects.filter(pk=tenant.parent_id or 0).values_list("slug", flat=True).first()
     values = {field: getattr(tenant, field) for field in EDITABLE if field != "parent_id"}
     return {**values, "classes": list(tenant.classes), "model_names": list(tenant.model_names), "parent": parent}
-
-
-def need_reason(reason: str) -> None:
-    if not reason.strip():
-        raise ValidationError({"reason": "Say why: the reason is kept in the audit log with your name."})
 
 
 def _set_state(

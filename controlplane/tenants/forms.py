@@ -5,6 +5,7 @@ from typing import Any
 
 from django import forms
 
+from controlplane.audit.reasons import REASON_CHARS_MAX
 from controlplane.tenants.models import ApiKey, Member, Tenant
 from controlplane.tenants.queries import class_slugs, model_names
 from controlplane.tenants.roles import Role
@@ -132,7 +133,9 @@ class RotateForm(forms.Form):
         help_text="0 to 720 hours; 0 ends it at once.",
     )
     end_overlap = forms.BooleanField(label="The secret before it may stop now", required=False)
-    reason = forms.CharField(label="Reason", max_length=400, help_text="Kept in the audit log with your name.")
+    reason = forms.CharField(
+        label="Reason", max_length=REASON_CHARS_MAX, help_text="Kept in the audit log with your name."
+    )
     rotation_id = forms.CharField(widget=forms.HiddenInput, min_length=8, max_length=64)
 
     def __init__(self, *args: Any, key: ApiKey, now: datetime, **kwargs: Any) -> None:

@@ -14,7 +14,8 @@ from django.utils.crypto import salted_hmac
 from controlplane.audit.actions import changes as changed_fields
 from controlplane.audit.actions import record
 from controlplane.audit.actors import Actor
-from controlplane.tenants.actions import Stale, need_reason, next_live_number
+from controlplane.audit.reasons import checked_reason
+from controlplane.tenants.actions import Stale, next_live_number
 from controlplane.tenants.models import ApiKey, Tenant
 from controlplane.wakeups.bells import ring
 
@@ -104,7 +105,7 @@ def edit_key(
 
 def revoke_key(*, key_id: int, reason: str, actor: Actor, now: datetime, version: int | None = None) -> ApiKey:
     """Ends a key for ever, its previous secret too. Revoking a revoked key changes nothing."""
-    need_reason(reason)
+    reason = checked_reason(reason)
     with transaction.atomic():
         key, tenant = _locked(key_id, version)
         if key.state == ApiKey.State.REVOKED:
@@ -144,7 +145,7 @@ def rotate_key(
     only its hash. Later a repeat gets the key without a secret.
     Raises ValidationError while an earlier overlap runs, unless `end_overlap`: the older secret would stop at once.
     """
-    need_reason(reason)
+    reason = checked_reason(reason)
     _check_rotation(rotation_id, overlap)
     with transaction.atomic():
         key, tenant = _locked(key_id, None)

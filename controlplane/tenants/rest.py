@@ -15,6 +15,7 @@ from rest_framework.response import Response
 from rest_framework.viewsets import GenericViewSet
 
 from controlplane.audit.actions import SECRET_FIELDS
+from controlplane.audit.reasons import REASON_CHARS_MAX
 from controlplane.tenants.actions import Stale
 from controlplane.tenants.models import IdempotentWrite
 from controlplane.web.api import PreconditionFailed
@@ -42,7 +43,7 @@ class ReasonField(serializers.CharField):
     """Why; kept in the audit log."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(max_length=400, **{"required": True, **options})
+        super().__init__(max_length=REASON_CHARS_MAX, **{"required": True, **options})
 
 
 class ReasonSerializer(serializers.Serializer):

@@ -12,8 +12,7 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 
 from controlplane.audit.models import AuditEntry
-
-REASON_CHARS_MAX = 400
+from controlplane.audit.reasons import REASON_CHARS_MAX
 
 
 @dataclass(frozen=True, slots=True)
