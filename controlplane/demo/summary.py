@@ -31,11 +31,12 @@ class Marks:
     since: datetime
     reported: int
     repeats: int
+    refused: int
 
     @classmethod
     def now(cls) -> "Marks":
         counted = _one("SELECT coalesce(sum(records), 0), coalesce(sum(repeats), 0) FROM usage_agentcursor")
-        return cls(since=timezone.now(), reported=int(counted[0]), repeats=int(counted[1]))
+        return cls(timezone.now(), reported=int(counted[0]), repeats=int(counted[1]), refused=_refusals())
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,7 @@ def summarise(
     cost: dict[str, Any],
 ) -> dict[str, Any]:
     """The summary of interfaces: every part from where it is kept, `checks` beside them."""
-    ends = _ends(marks.since)
+    ends = _ends(marks)
     usage = _usage(marks, admin)
     charges = _charges(marks.since)
     summary = {
@@ -150,7 +151,7 @@ def _checks(
     ]
 
 
-def _ends(since: datetime) -> dict[str, int]:
+def _ends(marks: Marks) -> dict[str, int]:
     """By the last attempt of each request whose record came in since then."""
     names = ["admitted", "completed", "cancelled", "prompt_tokens", "output_tokens", "queued", "downgraded"]
     row = _one(
@@ -165,13 +166,14 @@ def _ends(since: datetime) -> dict[str, int]:
                count(*) FILTER (WHERE queue_us > 0), count(*) FILTER (WHERE class_id <> asked_class_id)
         FROM last
         """,
-        [since, *(outcome.code for outcome in (
+        [marks.since, *(outcome.code for outcome in (
             Outcome.COMPLETED, Outcome.CANCELLED_BY_CLIENT, Outcome.COMPLETED, Outcome.COMPLETED))],
     )  # fmt: skip
-    refused = _one(
-        "SELECT coalesce(sum(count), 0) FROM usage_refusalminute WHERE minute >= date_trunc('minute', %s)", [since]
-    )
-    return {**{name: int(value) for name, value in zip(names, row)}, "refused": int(refused[0])}
+    return {**{name: int(value) for name, value in zip(names, row)}, "refused": _refusals() - marks.refused}
+
+
+def _refusals() -> int:
+    return int(_one("SELECT coalesce(sum(count), 0) FROM usage_refusalminute")[0])
 
 
 def _usage(marks: Marks, admin: dict[str, str]) -> dict[str, Any]:

@@ -14,10 +14,10 @@ pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 VICTIMS = (
     ("web", ("uvicorn",)),
-    ("worker", ("worker",)),
+    ("worker", ("celery", "worker")),
     ("agent gpu-2", ("controlplane.agent", "gpu-2")),
     ("valkey", ("valkey-server",)),
-    ("controller", ("controller",)),
+    ("controller", ("manage.py", "controller")),
 )
 
 

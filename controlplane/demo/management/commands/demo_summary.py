@@ -56,4 +56,4 @@ def settled_cost() -> dict[str, Any]:
 
 def read_marks(path: Path) -> Marks:
     raw = json.loads(path.read_text(encoding="utf-8"))
-    return Marks(datetime.fromisoformat(raw["since"]), raw["reported"], raw["repeats"])
+    return Marks(**raw | {"since": datetime.fromisoformat(raw["since"])})
