@@ -3,6 +3,7 @@ import pytest_asyncio
 from asgiref.sync import sync_to_async
 from django.db import connection
 
+from controlplane.budgets import shares
 from controlplane.exchange.asgi import ExchangeApplication
 from controlplane.exchange.catalogue import catalogue
 from controlplane.exchange.database import close_pools
@@ -11,8 +12,10 @@ from tests.world import build_world
 
 
 @pytest.fixture
-def world(transactional_db):
+def world(transactional_db, monkeypatch):
     catalogue.forget()
+    # limits are kept for a second: those of the test before would be answered
+    monkeypatch.setattr(shares, "_shares", shares.Shares())
     with connection.cursor() as cursor:
         # partitioned and written by COPY alone, so it is outside Django's flush
         cursor.execute("TRUNCATE usage_record")
