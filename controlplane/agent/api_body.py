@@ -16,6 +16,8 @@ class ApiBody(Struct):
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     n: int | None = None
+    """As sent; after `read_body` the outputs that the engine makes in all: those of each prompt times the prompts."""
+    best_of: int | None = None
     stream_options: StreamOptions | None = None
     messages: Raw = field(default_factory=lambda: Raw(b""))
     prompt: Raw = field(default_factory=lambda: Raw(b""))
@@ -25,9 +27,14 @@ class ApiBody(Struct):
 CHAT_PATH = "/v1/chat/completions"
 TEXT_PATH = "/v1/completions"
 N_MAX = 128
+OUTPUTS_MAX = 1024
+MODEL_CHARS = 256
+STACK_MARGIN = 100
 OUTPUT_TOKENS_MAX = 1 << 31
 
 _decoder = msgspec.json.Decoder(ApiBody)
+_messages = msgspec.json.Decoder(list[Raw])
+_prompt = msgspec.json.Decoder(str | list[str | int | list[int]])
 _fields = msgspec.json.Decoder(dict[str, Raw])
 _encode = msgspec.json.Encoder().encode
 
@@ -43,22 +50,72 @@ class BadBody(Exception):
 def read_body(body: bytes, path: str) -> ApiBody:
     """Raises BadBody when the request cannot be understood."""
     try:
-        parsed = _decoder.decode(body)
+        if not body.isascii():
+            # What passes through unread is not looked at by the decoder.
+            body.decode()
+        parsed = _decode(body, STACK_MARGIN)
     except msgspec.ValidationError as error:
         text = str(error)
         raise BadBody(f"The request body is not valid: {text}.", _field_of(text)) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadBody(f"The request body is not valid JSON: {error}.") from None
+    except RecursionError:
+        raise BadBody("The request body is nested too deeply.") from None
+    if len(parsed.model) > MODEL_CHARS:
+        raise BadBody(f"model must have at most {MODEL_CHARS} characters, got {len(parsed.model)}.", "model")
     asked = parsed.max_completion_tokens if parsed.max_completion_tokens is not None else parsed.max_tokens
     if asked is not None and not 1 <= asked < OUTPUT_TOKENS_MAX:
         raise BadBody(f"max_tokens must be at least 1, got {asked}.", "max_tokens")
     if parsed.n is not None and not 1 <= parsed.n <= N_MAX:
         raise BadBody(f"n must be between 1 and {N_MAX}, got {parsed.n}.", "n")
-    if path == CHAT_PATH and bytes(parsed.messages)[:1] != b"[":
-        raise BadBody("messages must be a list of messages.", "messages")
-    if path == TEXT_PATH and not bytes(parsed.prompt):
-        raise BadBody("prompt is missing.", "prompt")
+    outputs = parsed.n or 1
+    if parsed.best_of is not None and not 1 <= parsed.best_of <= outputs:
+        raise BadBody(
+            f"best_of must not be more than n ({outputs}), got {parsed.best_of}: outputs that are made and not "
+            "returned are not offered here.",
+            "best_of",
+        )
+    if path == CHAT_PATH:
+        _check_messages(parsed.messages)
+    if path == TEXT_PATH:
+        outputs *= _count_prompts(parsed.prompt)
+        if outputs > OUTPUTS_MAX:
+            raise BadBody(
+                f"n times the number of prompts must be at most {OUTPUTS_MAX}, got {outputs}: send several requests.",
+                "prompt",
+            )
+    parsed.n = outputs
     return parsed
+
+
+def _decode(body: bytes, margin: int) -> ApiBody:
+    """Decode from `margin` calls further down, so that whoever reads the body again has room for its nesting."""
+    return _decode(body, margin - 1) if margin else _decoder.decode(body)
+
+
+def _check_messages(raw: Raw) -> None:
+    if bytes(raw)[:1] != b"[":
+        raise BadBody("messages must be a list of messages.", "messages")
+    if not _messages.decode(raw):
+        raise BadBody("messages must hold at least one message.", "messages")
+
+
+def _count_prompts(raw: Raw) -> int:
+    """How many prompts the field holds: a text or a list of token numbers is one, a list of those is several."""
+    if not bytes(raw):
+        raise BadBody("prompt is missing.", "prompt")
+    try:
+        prompt = _prompt.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise BadBody("prompt must be a text, a list of texts, or token numbers.", "prompt") from None
+    if not prompt or (isinstance(prompt, list) and any(part == "" or part == [] for part in prompt)):
+        raise BadBody("prompt must not be empty.", "prompt")
+    if isinstance(prompt, str):
+        return 1
+    kinds = {type(part) for part in prompt}
+    if len(kinds) > 1:
+        raise BadBody("prompt must not mix texts and token numbers.", "prompt")
+    return 1 if int in kinds else len(prompt)
 
 
 def _field_of(text: str) -> str | None:
@@ -72,7 +129,7 @@ def body_for_upstream(
 ) -> bytes:
     """The client's body with an explicit output limit, usage in the stream and, for servers that know it, a priority.
 
-    All other values keep their bytes.
+    A priority of the client's own does not pass: it would be served before others. All other values keep their bytes.
     """
     fields = _fields.decode(body)
     limit = Raw(str(max_output_tokens).encode())
@@ -85,6 +142,7 @@ def body_for_upstream(
         options = _fields.decode(fields["stream_options"]) if _is_object(fields.get("stream_options")) else {}
         options["include_usage"] = Raw(b"true")
         fields["stream_options"] = Raw(_encode(options))
+    fields.pop("priority", None)
     if priority is not None:
         fields["priority"] = Raw(str(priority).encode())
     return _encode(fields)

@@ -27,6 +27,7 @@ BODY_TIMEOUT_S: Final = 60.0
 IDLE_TIMEOUT_S: Final = 75.0
 SWEEP_S: Final = 5.0
 WRITE_HIGH_WATER: Final = 256 * 1024
+CONTENT_LENGTH_DIGITS: Final = 19
 CLIENT_ID_CHARS: Final = 128
 JOB_CHARS: Final = 45
 
@@ -99,6 +100,7 @@ class HttpExchange:
                 b"" if self.keep_alive else b"connection: close\r\n",
             )
         )
+        connection.stream_begun()
 
     def write(self, data: bytes) -> None:
         if data and self.connection is not None and not self.done:
@@ -120,8 +122,8 @@ class Connection(asyncio.Protocol):
     """One client connection."""
 
     __slots__ = (
-        "_body", "_body_size", "_expects", "_front", "_head_size", "_overrun", "_parser", "_queue", "_url", "current",
-        "reading", "since_s", "transport",
+        "_body", "_body_size", "_expects", "_front", "_head_size", "_overrun", "_parser", "_queue", "_reading_paused",
+        "_url", "current", "reading", "since_s", "transport", "write_paused",
     )  # fmt: skip
 
     transport: asyncio.Transport
@@ -136,6 +138,9 @@ class Connection(asyncio.Protocol):
         self._body_size = 0
         self._expects = False
         self._overrun = False
+        self._reading_paused = False
+        self.write_paused = False
+        """The client does not read: what is written stays in memory until it does."""
         self.reading: HttpExchange | None = None
         self.current: HttpExchange | None = None
         self.since_s = 0.0
@@ -178,10 +183,35 @@ class Connection(asyncio.Protocol):
             self._refuse(400, "The request is not valid HTTP.")
 
     def pause_writing(self) -> None:
+        self.write_paused = True
         self._steer("pause")
+        self._steer_reading()
 
     def resume_writing(self) -> None:
+        self.write_paused = False
         self._steer("resume")
+        if self.current is None and self._queue and not self.transport.is_closing():
+            self._follow()
+        self._steer_reading()
+
+    def stream_begun(self) -> None:
+        """A stream whose client stopped reading before it began: nobody else would tell its producer."""
+        if self.write_paused:
+            self._steer("pause")
+
+    def _steer_reading(self) -> None:
+        """Read no more requests than may wait, and none from a client that leaves its answers unread.
+
+        While a request runs and none waits, reading goes on: that is how a client that goes away is noticed.
+        """
+        unread = self.write_paused and (self.current is None or bool(self._queue))
+        pause = unread or len(self._queue) >= PIPELINED_MAX
+        if pause != self._reading_paused and not self.transport.is_closing():
+            self._reading_paused = pause
+            if pause:
+                self.transport.pause_reading()
+            else:
+                self.transport.resume_reading()
 
     def _steer(self, action: str) -> None:
         call = self.current.call if self.current is not None else None
@@ -224,8 +254,11 @@ class Connection(asyncio.Protocol):
             exchange.job = value.decode("latin-1").strip()[:JOB_CHARS]
         elif name == b"expect":
             self._expects = value.lower() == b"100-continue"
-        elif name == b"content-length" and value.isdigit() and int(value) > BODY_BYTES_MAX:
-            self._refuse(413, f"The body is larger than {BODY_BYTES_MAX} bytes.")
+        elif name == b"content-length" and value.isdigit():
+            if len(value) > CONTENT_LENGTH_DIGITS:
+                self._refuse(400, "The content-length header is not a length.")
+            elif int(value) > BODY_BYTES_MAX:
+                self._refuse(413, f"The body is larger than {BODY_BYTES_MAX} bytes.")
 
     def on_headers_complete(self) -> None:
         if self._expects and not self._overrun:
@@ -250,12 +283,11 @@ class Connection(asyncio.Protocol):
         # A stream to an HTTP/1.0 client ends with its connection.
         exchange.keep_alive = self._parser.should_keep_alive() and not self._front.closing and exchange.chunked
         self._url, self._body = b"", []
-        if self.current is None:
+        if self.current is None and not self._queue and not self.write_paused:
             self._begin(exchange)
         else:
             self._queue.append(exchange)
-            if len(self._queue) >= PIPELINED_MAX:
-                self.transport.pause_reading()
+            self._steer_reading()
 
     # the order of answers
 
@@ -269,23 +301,31 @@ class Connection(asyncio.Protocol):
             exchange.respond(500, error_body("This server made a mistake.", "server_error", "internal"))
 
     def answered(self, exchange: HttpExchange) -> None:
-        """The answer of the current request is whole: the next one may be."""
+        """The answer of the current request is whole: the next one may begin once the client reads."""
         exchange.connection = None
         exchange.call = None
         self.current = None
         self.since_s = self._front.loop.time()
         if not exchange.keep_alive:
             self.transport.close()
-        elif self._queue:
-            following = self._queue.popleft()
-            if len(self._queue) == PIPELINED_MAX - 1:
-                self.transport.resume_reading()
-            # Not from within the answer before it: a long pipeline must not become a deep stack.
-            self.current = following
-            self._front.loop.call_soon(self._resume, following)
+            return
+        if self._queue and not self.write_paused:
+            self._follow()
+        self._steer_reading()
+
+    def _follow(self) -> None:
+        """Begin the next request, not from within the answer before it: a long pipeline is no deep stack."""
+        following = self.current = self._queue.popleft()
+        self._front.loop.call_soon(self._resume, following)
 
     def _resume(self, exchange: HttpExchange) -> None:
-        if exchange.connection is not None and self.current is exchange:
+        if exchange.connection is None or self.current is not exchange:
+            return
+        if self.write_paused:
+            self.current = None
+            self._queue.appendleft(exchange)
+            self._steer_reading()
+        else:
             self._begin(exchange)
 
     def _count_head(self, size: int) -> None:
@@ -342,7 +382,12 @@ class HttpFront:
         self._sweeper = self.loop.call_later(SWEEP_S, self._sweep)
         now_s = self.loop.time()
         for connection in list(self.connections):
-            if connection.too_slow(now_s):
+            if not connection.too_slow(now_s):
+                continue
+            if connection.write_paused:
+                # To close it would wait for a client that does not read.
+                connection.transport.abort()
+            else:
                 connection.transport.close()
 
     def stop_accepting(self) -> None:

@@ -6,6 +6,7 @@ import json
 import pytest
 
 from controlplane.agent import gateway
+from controlplane.agent.api_body import TEXT_PATH, BadBody, read_body
 from tests.agent import worlds
 from tests.agent.wire_client import WireClient, chat_body, post
 
@@ -67,6 +68,15 @@ async def test_head_and_body_are_bounded(make_agent, monkeypatch):
     agent.assert_nothing_held()
 
 
+@pytest.mark.parametrize("digits", [b"9" * 5_000, b"0" * 5_000])
+async def test_a_length_that_is_no_length(make_agent, digits):
+    agent = await make_agent()
+    client = await connect(agent)
+    answer = await client.ask(post(b"").replace(b"content-length: 0", b"content-length: " + digits))
+    assert answer.status == 400
+    assert await client.closed_by_server()
+
+
 @pytest.mark.parametrize("garbage", [b"\x16\x03\x01\x02\x00\x01\x00", b"GET\r\n\r\n", b"HELLO there\r\n\r\n"])
 async def test_what_is_not_http_is_refused(make_agent, garbage):
     agent = await make_agent()
@@ -87,12 +97,59 @@ async def test_bodies_that_cannot_be_understood(make_agent):
         (chat_body(max_tokens=0), "max_tokens"),
         (chat_body(messages="hi"), "messages"),
         (chat_body(n=0), "n"),
+        (chat_body(n=2, best_of=3), "best_of"),
+        (chat_body(messages=[]), "messages"),
+        (chat_body(model="m" * 257), "model"),
+        (chat_body(messages="NEST").replace(b'"NEST"', b"[" * 100_000 + b"]" * 100_000), None),
+        (chat_body(messages="NEST").replace(b'"NEST"', b"[" * 900 + b"]" * 900), None),
+        (chat_body(user="BYTE").replace(b"BYTE", b"\xff\xfe"), None),
+        (chat_body(BYTE=1).replace(b"BYTE", b"\xff"), None),
     ]:
         answer = await client.ask(post(body))
         assert answer.status == 400
         assert answer.json["error"]["param"] == param
         assert answer.headers["x-should-retry"] == "false"
     assert agent.engine.offered == 0
+
+
+@pytest.mark.parametrize("prompt", ["", [], None, 7, True, {}, [""], ["a", ""], [[]], ["a", 1], [1.5], [None]])
+async def test_prompts_that_cannot_be_served(make_agent, prompt):
+    agent = await make_agent()
+    client = await connect(agent)
+    body = json.dumps({"model": worlds.MODEL, "prompt": prompt}).encode()
+    answer = await client.ask(post(body, path="/v1/completions"))
+    assert (answer.status, answer.json["error"]["param"]) == (400, "prompt")
+    assert agent.engine.offered == 0
+
+
+@pytest.mark.parametrize(
+    ("prompt", "n", "outputs"),
+    [
+        ("a", None, 1),
+        ("a", 3, 3),
+        (["a"] * 100, None, 100),
+        (["a"] * 4, 2, 8),
+        ([1, 2, 3], 2, 2),
+        ([[1, 2], [3]], 2, 4),
+    ],
+)
+def test_every_output_that_the_engine_makes_is_counted(prompt, n, outputs):
+    body = json.dumps({"model": "m", "prompt": prompt, "n": n, "best_of": n}).encode()
+    assert read_body(body, TEXT_PATH).n == outputs
+
+
+def test_more_outputs_than_one_request_may_have():
+    body = json.dumps({"model": "m", "prompt": ["a"] * 100, "n": 100}).encode()
+    with pytest.raises(BadBody, match="send several requests"):
+        read_body(body, TEXT_PATH)
+
+
+async def test_a_list_of_prompts_is_admitted_and_charged_as_many(make_agent):
+    agent = await make_agent()
+    client = await connect(agent)
+    body = json.dumps({"model": worlds.MODEL, "prompt": ["a"] * 10, "max_tokens": 4, "ignore_eos": True}).encode()
+    assert (await client.ask(post(body, path="/v1/completions"))).json["usage"]["completion_tokens"] == 40
+    assert agent.closed_rows()[0].output_tokens == 40
 
 
 async def test_paths_and_methods(make_agent):
@@ -170,5 +227,66 @@ async def test_a_reader_that_stops_pauses_only_its_own_request(make_agent):
     answer = await stopped.answer(20)
     assert answer.body.count(b'"content":" ') >= 29_000
     assert json.loads(answer.body.split(b"data: ")[-2])["choices"][0]["finish_reason"] == "length"
+    await agent.until(lambda: not agent.engine.calls)
+    agent.assert_nothing_held()
+
+
+PIPELINED = post(chat_body(user="u" * 2_000, max_tokens=200, ignore_eos=True))
+
+
+async def stall(agent, count: int = 12_000):
+    """A client that sends many requests and reads no answer; returns it when the agent has stopped serving it."""
+    stopped = await WireClient.connect(agent.port, limit=1024)
+    stopped.writer.transport.pause_reading()
+    for _ in range(count):
+        stopped.send(PIPELINED)
+    await agent.until(lambda: bool(agent.front.connections))
+    (connection,) = agent.front.connections
+    await agent.until(lambda: connection.transport.get_write_buffer_size() > 0 and connection.current is None, 30)
+    return stopped, connection
+
+
+async def test_a_client_that_pipelines_and_never_reads_is_not_served_on(make_agent):
+    """Few of the requests begin, and memory does not grow with what is sent; when it reads, it gets every answer."""
+    agent = await make_agent(keys=[worlds.live_key()])
+    stopped, connection = await stall(agent)
+    begun = agent.engine.offered
+    await asyncio.sleep(0.5)
+    assert agent.engine.offered == begun < 6_000
+    assert connection.transport.get_write_buffer_size() < 2 * gateway.WRITE_HIGH_WATER
+    assert len(connection._queue) * len(PIPELINED) < 1024 * 1024
+    assert stopped.writer.transport.get_write_buffer_size() > 0, "the agent stopped reading too"
+    stopped.writer.transport.resume_reading()
+    for _ in range(begun + 20):
+        assert (await stopped.answer(10)).status == 200
+    stopped.abort()
+    await agent.until(lambda: not agent.front.connections)
+    agent.assert_nothing_held()
+
+
+async def test_a_connection_that_leaves_its_answers_unread_is_ended(make_agent, monkeypatch):
+    agent = await make_agent(keys=[worlds.live_key()])
+    await stall(agent)
+    monkeypatch.setattr(gateway, "IDLE_TIMEOUT_S", -1)
+    monkeypatch.setattr(gateway, "HEAD_TIMEOUT_S", -1)
+    monkeypatch.setattr(gateway, "BODY_TIMEOUT_S", -1)
+    agent.front._sweep()
+    await agent.until(lambda: not agent.front.connections)
+    agent.assert_nothing_held()
+
+
+async def test_a_stream_that_begins_while_nobody_reads_is_paused(make_agent):
+    agent = await make_agent(speed=1.0)
+    client = await connect(agent)
+    messages = [{"role": "user", "content": "word " * 2_000}]
+    client.send(post(chat_body(messages=messages, stream=True, max_tokens=20, ignore_eos=True)))
+    await agent.until(lambda: bool(agent.engine.calls))
+    (connection,) = agent.front.connections
+    assert connection.current.call.attempt is not None and not connection.current.streaming
+    connection.write_paused = True
+    await agent.until(lambda: any(call.attempt.run.paused for call in agent.engine.calls.values()), 2)
+    connection.resume_writing()
+    answer = await client.answer(20)
+    assert answer.body.endswith(b"data: [DONE]\n\n")
     await agent.until(lambda: not agent.engine.calls)
     agent.assert_nothing_held()

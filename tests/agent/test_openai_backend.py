@@ -64,6 +64,27 @@ async def test_the_limit_is_explicit_and_priority_goes_where_asked(make_agent):
         assert server.connections == 1, "the upstream connection is kept"
 
 
+@pytest.mark.parametrize("send_priority", [True, False])
+async def test_a_priority_of_the_clients_own_does_not_pass(make_agent, send_priority):
+    async with Upstream(whole) as server:
+        agent = await agent_for(make_agent, server, send_priority=send_priority)
+        await ask(agent, priority=-1000)
+        assert server.bodies[0].get("priority") == (100 if send_priority else None)
+
+
+async def test_the_deepest_body_that_is_taken_can_be_sent_on(make_agent):
+    """Whatever reading lets through must not fail where it is read again, deeper in the stack."""
+    async with Upstream(whole) as server:
+        agent = await agent_for(make_agent, server)
+        client = await WireClient.connect(agent.port)
+        statuses = []
+        for depth in range(700, 1000, 20):
+            nested = b"[" * depth + b"]" * depth
+            statuses.append((await client.ask(post(chat_body(metadata="X").replace(b'"X"', nested)))).status)
+        assert set(statuses) == {200, 400}
+        agent.assert_nothing_held()
+
+
 @pytest.mark.parametrize("piece", [1, 7, 64, 10_000])
 async def test_a_stream_passes_unchanged_and_an_injected_usage_is_hidden(make_agent, piece):
     async with Upstream(streaming(STREAM, piece=piece)) as server:
