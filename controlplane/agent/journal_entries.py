@@ -81,6 +81,22 @@ class Cut(Struct, array_like=True, frozen=True, tag="R"):
     body: bytes
 
 
+class Recut(Struct, array_like=True, frozen=True, tag="P"):
+    """A report that was too large as it had been cut, under the same number; the control plane never stored it.
+
+    It carries `records` rows; `rest` are rows that it had carried and that go with a later report. `lost` are requests
+    that were open and that its rows, or the rest, end.
+    """
+
+    seq: int
+    at_us: int
+    records: int
+    seal: bool
+    body: bytes
+    rest: list[Closed]
+    lost: list[str]
+
+
 class Accepted(Struct, array_like=True, frozen=True, tag="A"):
     """The control plane has taken every report up to `seq`."""
 
@@ -95,7 +111,7 @@ class Sealed(Struct, array_like=True, frozen=True, tag="Z"):
     reason: str = ""
 
 
-Entry = Head | Opened | Closed | Moved | Turned | Cut | Accepted | Sealed
+Entry = Head | Opened | Closed | Moved | Turned | Cut | Recut | Accepted | Sealed
 
 _encoder = msgpack.Encoder()
 _decoder: "msgpack.Decoder[Entry]" = msgpack.Decoder(Entry)

@@ -65,6 +65,12 @@ def _requests(page: _Page, engine: Engine) -> None:
         "Requests with a key that is not known, by its first characters.",
         [({"prefix": prefix}, count) for prefix, count in engine.desk.log.unknown_keys.items()],
     )
+    page.family(
+        "flexband_samples_dropped_total",
+        "counter",
+        "Explained decisions that no report had room for.",
+        [({}, engine.desk.log.samples_dropped)],
+    )
 
 
 def _queues(page: _Page, engine: Engine) -> None:

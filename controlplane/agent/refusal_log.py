@@ -38,6 +38,8 @@ class RefusalLog:
         self._admitted = 0
         self.unknown_keys: dict[str, int] = {}
         """Refusals of unknown keys by visible prefix, since the start."""
+        self.samples_dropped = 0
+        """Explanations that no report had room for, since the start."""
 
     def count(self, tenant_id: int, class_id: int, reason: Reason, now_us: int) -> None:
         key = now_us - now_us % MINUTE_US, tenant_id, class_id, reason.code
@@ -82,6 +84,11 @@ class RefusalLog:
     def take_samples(self) -> list[DecisionSample]:
         samples, self._samples = self._samples, []
         return samples
+
+    def put_back(self, samples: list[DecisionSample], dropped: int) -> None:
+        """What a report had no room for waits for the next one; `dropped` were too many to wait."""
+        self._samples = samples + self._samples
+        self.samples_dropped += dropped
 
 
 def decision_sample(

@@ -9,17 +9,21 @@ import msgspec
 
 from controlplane.agent.agent_slot import BROKEN, WARMING
 from controlplane.agent.engine import Engine
-from controlplane.agent.journal_entries import Cut
+from controlplane.agent.journal_entries import Closed, Cut, Recut
 from controlplane.agent.live_figures import demand_rows, live_figures
 from controlplane.agent.objectives import ObjectiveLedger
 from controlplane.agent.policy_state import LiveList, PolicyState
 from controlplane.agent.refusal_log import RefusalLog
-from controlplane.agent.spool import EpochSpool
+from controlplane.agent.spool import EpochSpool, StoredReport
 from controlplane.core.reasons import Outcome
-from controlplane.wire.report import LAYOUT, Report, SlotMeter, SlotUsage
+from controlplane.wire.report import LAYOUT, DecisionSample, Report, SlotMeter, SlotUsage, UsageRow
 
 RECORDS_MAX: Final = 8_000
-"""Rows of one report: well under the 8 MiB that a report may have."""
+"""Rows of one report."""
+BODY_BYTES_MAX: Final = 6 * 1024 * 1024
+"""Encoded size of one report: well under the 8 MiB that a control plane takes."""
+ROOM_BYTES_MIN: Final = 256 * 1024
+"""Room for rows in every report, however large the rest of it is: rows always get on."""
 _encode = msgspec.json.Encoder().encode
 
 
@@ -44,7 +48,17 @@ def collect_meters(engine: Engine, now_us: int) -> Metered:
 
 
 def cut_report(engine: Engine, spool: EpochSpool, policy: PolicyState, live: LiveList, *, seal: bool = False) -> None:
-    """Write down the next report of the current epoch; it is sent as these bytes until it is accepted."""
+    """Write down the next report of the current epoch; it is sent as these bytes until it is accepted.
+
+    What it has no room for waits for the next one. With `seal` that one follows at once: nothing comes after the seal.
+    """
+    whole = _cut_once(engine, spool, policy, live, seal)
+    while seal and not whole:
+        whole = _cut_once(engine, spool, policy, live, seal)
+
+
+def _cut_once(engine: Engine, spool: EpochSpool, policy: PolicyState, live: LiveList, seal: bool) -> bool:
+    """One report, sealed if it may be and everything fits; says whether everything did."""
     now_us = engine.clock.now_us()
     metered = collect_meters(engine, now_us)
     records = [entry.row for _, entry in zip(range(RECORDS_MAX), spool.state.closed, strict=False)]
@@ -70,7 +84,73 @@ def cut_report(engine: Engine, spool: EpochSpool, policy: PolicyState, live: Liv
         refused_reason=policy.refused_reason,
         seal=seal,
     )
-    spool.cut(Cut(seq, now_us, len(records), seal, _encode(report)))
+    whole = len(records) == len(spool.state.closed)
+    body = _encode(report)
+    if len(body) > BODY_BYTES_MAX or (seal and not whole):
+        report, samples_left, samples_dropped = _fitted(report, len(body))
+        whole = whole and len(report.records) == len(records) and not samples_left
+        report = msgspec.structs.replace(report, seal=seal and whole)
+        engine.desk.log.put_back(samples_left, samples_dropped)
+        body = _encode(report)
+    spool.cut(Cut(seq, now_us, len(report.records), report.seal, body))
+    return whole
+
+
+def _fitted(report: Report, size: int) -> tuple[Report, list[DecisionSample], int]:
+    """The report with the rows and samples it has room for, the samples left over, and how many were dropped.
+
+    The oldest samples are dropped where all of them are more than a report by themselves could carry.
+    """
+    if size <= BODY_BYTES_MAX:
+        return report, [], 0
+    room = BODY_BYTES_MAX - len(_encode(msgspec.structs.replace(report, records=[], samples=[])))
+    room = max(room, ROOM_BYTES_MIN)
+    sizes = [len(_encode(sample)) + 1 for sample in report.samples]
+    dropped, waiting = 0, sum(sizes)
+    while waiting > room:
+        waiting -= sizes[dropped]
+        dropped += 1
+    samples, sizes = report.samples[dropped:], sizes[dropped:]
+    records = _fitting(report.records, room)
+    room -= sum(len(_encode(row)) + 1 for row in records)
+    taken = 0
+    while taken < len(samples) and sizes[taken] <= room:
+        room -= sizes[taken]
+        taken += 1
+    return msgspec.structs.replace(report, records=records, samples=samples[:taken]), samples[taken:], dropped
+
+
+def _fitting(rows: list[UsageRow], room: int) -> list[UsageRow]:
+    """The first of some rows, as many as fit into `room` bytes, but one at least."""
+    for index, row in enumerate(rows):
+        room -= len(_encode(row)) + 1
+        if room < 0:
+            return rows[: max(1, index)]
+    return rows
+
+
+def recut(spool: EpochSpool, stored: StoredReport, now_us: int) -> bool:
+    """Make a report smaller that the control plane found too large; False when there is nothing left to take off.
+
+    First goes what is only looked at: samples, demand and figures. After that the second half of its rows waits for a
+    later report. The number stays: the report was never stored.
+    """
+    report = msgspec.json.decode(spool.body_of(stored), type=Report)
+    rest: list[UsageRow] = []
+    lost: list[str] = []
+    if report.samples or report.demand or report.figures is not None:
+        report = msgspec.structs.replace(report, samples=[], demand=[], figures=None)
+    elif len(report.records) > 1:
+        half = len(report.records) // 2
+        lost = [row.request_id for row in report.records if row.request_id in spool.state.opened]
+        # The seal comes with the report that carries the rest.
+        rest, report = report.records[half:], msgspec.structs.replace(report, records=report.records[:half], seal=False)
+    else:
+        return False
+    closed = [Closed(row, [], counted=True) for row in rest]
+    carried = min(stored.records, len(report.records))
+    spool.recut(Recut(report.seq, now_us, carried, report.seal, _encode(report), closed, lost))
+    return True
 
 
 def cut_last_report(spool: EpochSpool, now_us: int) -> None:
@@ -92,8 +172,13 @@ def cut_last_report(spool: EpochSpool, now_us: int) -> None:
     for turned in state.turned:
         objectives.recover_refused(turned.marks, turned.reason)
         refusals.recover(turned.tenant_id, turned.class_id, turned.reason, turned.at_us)
-    while len(state.closed) > RECORDS_MAX:
+    lost_bytes = sum(len(_encode(entry.row)) + 1 for entry in state.opened.values())
+    room = max(BODY_BYTES_MAX - lost_bytes, ROOM_BYTES_MIN)
+    while True:
         rows = [entry.row for _, entry in zip(range(RECORDS_MAX), state.closed, strict=False)]
+        rows = _fitting(rows, room)
+        if len(rows) == len(state.closed):
+            break
         body = _encode(Report(LAYOUT, spool.epoch, state.last_seq + 1, now_us, 0, 0, records=rows))
         spool.cut(Cut(state.last_seq + 1, now_us, len(rows), False, body))
     rows = [entry.row for entry in state.closed]

@@ -28,6 +28,7 @@ from controlplane.agent.journal_entries import (
     Mark,
     Moved,
     Opened,
+    Recut,
     Sealed,
     Turned,
     decode,
@@ -83,6 +84,8 @@ class SpoolState:
                 self.opened.pop(request_id, None)
         elif isinstance(entry, Cut):
             self._take_cut(entry, path, offset, length)
+        elif isinstance(entry, Recut):
+            self._take_recut(entry, path, offset, length)
         elif isinstance(entry, Accepted):
             self.accept(entry.seq)
         elif isinstance(entry, Sealed):
@@ -111,6 +114,13 @@ class SpoolState:
                 self.opened[request_id] = msgspec.structs.replace(entry, counted=True)
         self.turned.clear()
         self.admitted.clear()
+
+    def _take_recut(self, recut: Recut, path: Path, offset: int, length: int) -> None:
+        stored = StoredReport(recut.seq, recut.at_us, recut.seal, path, offset, length, recut.records)
+        self.reports = deque(stored if report.seq == recut.seq else report for report in self.reports)
+        self.closed.extendleft(reversed(recut.rest))
+        for request_id in recut.lost:
+            self.opened.pop(request_id, None)
 
     def closed_over(self, records: int) -> bool:
         """Whether more rows than that wait for a report."""
@@ -230,13 +240,22 @@ class EpochSpool:
         if self._written >= SEGMENT_BYTES:
             self._rotate(report.at_us)
 
+    def recut(self, report: Recut) -> None:
+        """Replace a report that is not accepted by a smaller one of the same number."""
+        if not any(stored.seq == report.seq for stored in self.state.reports):
+            raise ValueError(f"report {report.seq} does not wait to be accepted")
+        self.append(report)
+        self.flush()
+        if self._written >= SEGMENT_BYTES:
+            self._rotate(report.at_us)
+
     def body_of(self, report: StoredReport) -> bytes:
         """The exact bytes of a stored report."""
         self.flush()
         with report.path.open("rb") as file:
             file.seek(report.offset)
             entry = decode(file.read(report.length))
-        if not isinstance(entry, Cut) or entry.seq != report.seq:
+        if not isinstance(entry, Cut | Recut) or entry.seq != report.seq:
             raise AgentError(f"{report.path} was changed by another program: report {report.seq} is not where it was")
         return entry.body
 
@@ -302,8 +321,8 @@ class EpochSpool:
         lost: list[int] = []
         while self.size_bytes() > bytes_max and self.state.reports and self.state.reports[0].path != self._path:
             path = self.state.reports[0].path
-            while self.state.reports and self.state.reports[0].path == path:
-                lost.append(self.state.reports.popleft().seq)
+            lost += [report.seq for report in self.state.reports if report.path == path]
+            self.state.reports = deque(report for report in self.state.reports if report.path != path)
             path.unlink(missing_ok=True)
         self.gap = self.gap or bool(lost)
         return lost
