@@ -22,7 +22,7 @@ from controlplane.agent.identity import Identity
 from controlplane.agent.lease_desk import LeaseDesk
 from controlplane.agent.options import Options
 from controlplane.agent.policy_state import LiveList, PolicyState, Trust
-from controlplane.agent.reporting import cut_last_report, cut_report
+from controlplane.agent.reporting import cut_last_report, cut_report, recut
 from controlplane.agent.spool import EpochSpool, StoredReport
 from controlplane.agent.spool_store import SpoolStore
 from controlplane.agent.version import SOFTWARE
@@ -37,6 +37,8 @@ AWAY_CUT_EVERY_US: Final = 60_000_000
 AWAY_CUT_RECORDS: Final = 4_000
 TIDY_EVERY_US: Final = 60_000_000
 PULL_JITTER_S: Final = 0.2
+ASK_KEY_EVERY_US: Final = 600_000_000
+"""How often one unknown signing key is asked for."""
 
 
 def backoff_s(failures: int) -> float:
@@ -78,6 +80,9 @@ class Control:
         self._sent_s = 0.0
         self._cut_us = 0
         self._tidied_us = 0
+        self._too_large = (0, 0)
+        self._keys_asked_us: dict[str, int] = {}
+        self._hello_due = False
         self._pulling: asyncio.Task[None] | None = None
         self._stopping = False
 
@@ -176,10 +181,32 @@ class Control:
             spool = self.store.old.get(int(epoch))
             if spool is not None:
                 spool.accept(seq, now_us)
+        before = self.store.current
+        if before is not None and not before.gap:
+            # What was counted under the epoch so far is told under it, or both epochs would tell it.
+            self._cut(before)
         self.engine.start(self.store.begin(helloed.epoch, now_us))
         self._cut_us = now_us
         self.on_trust(self.trust)
+        self._hello_due = False
         log.info("epoch %d", helloed.epoch)
+
+    def _ask_for_key(self, use: str, kid: str) -> bool:
+        """Say hello again for a signing key that is not known here: it brings those that are in use.
+
+        Once for a key in ten minutes; False when that was done and the key is still unknown.
+        """
+        now_us = self.engine.clock.now_us()
+        asked = {name: at_us for name, at_us in self._keys_asked_us.items() if now_us - at_us < ASK_KEY_EVERY_US}
+        self._keys_asked_us = asked
+        name = f"{use}:{kid}"
+        if name in asked:
+            return False
+        asked[name] = now_us
+        self._hello_due = True
+        log.info("signing key %s is not known here: asking for the keys in use", name)
+        self.report_now()
+        return True
 
     async def _trouble(self, text: str, failures: int) -> None:
         self.reachable = False
@@ -210,7 +237,7 @@ class Control:
     async def _turn(self) -> bool:
         """Send the oldest report that is not accepted, cutting one when there is none; True when it was taken."""
         spool = self._current()
-        if spool.gap:
+        if spool.gap or self._hello_due:
             await self._hello()
             return True
         if not spool.state.reports:
@@ -297,9 +324,21 @@ class Control:
             log.error("epoch %d was sealed by the control plane: what was left of it stays here", spool.epoch)
             spool.seal(now_us, refused.detail or "sealed by the control plane")
             return True
+        if refused.code == "too_large" and self._recut(spool, report, refused, now_us):
+            return True
         self._lost_touch(f"report {report.seq} was refused: {refused}")
-        log.error("report %d was refused: %s", report.seq, refused)
+        if refused.code != "too_large":
+            log.error("report %d was refused: %s", report.seq, refused)
         return False
+
+    def _recut(self, spool: EpochSpool, report: StoredReport, refused: Refused, now_us: int) -> bool:
+        """Make a report smaller that was too large; said once for each report."""
+        smaller = recut(spool, report, now_us)
+        if self._too_large != (spool.epoch, report.seq):
+            self._too_large = spool.epoch, report.seq
+            what = "it is sent again smaller" if smaller else "and nothing can be taken off it"
+            log.error("report %d of epoch %d was refused: %s; %s", report.seq, spool.epoch, refused, what)
+        return smaller
 
     def _expected(self, spool: EpochSpool, expected: int, now_us: int) -> bool:
         if expected > spool.state.last_seq:
@@ -325,8 +364,11 @@ class Control:
         engine.leases.apply(answer.leases, answer.exhausted, asked_us=sent_us, now_us=now_us)
         if answer.shares:
             engine.registry.apply_shares(answer.shares, now_us)
-        if answer.live is not None and self.live.apply(answer.live, self.trust):
-            engine.apply_live(self.live)
+        if answer.live is not None:
+            if self.live.apply(answer.live, self.trust):
+                engine.apply_live(self.live)
+            elif self.live.unknown_kid:
+                self._ask_for_key("live", self.live.unknown_kid)
         if answer.quarantined:
             log.warning("the control plane set %d rows aside: see the audit page", answer.quarantined)
         engine.draining = answer.drain or self._stopping
@@ -334,7 +376,9 @@ class Control:
         engine.pump(now_us)
 
     def pull(self, revision: int, digest: str, *, jitter: bool = False) -> None:
-        """Fetch a newer revision unless that is under way."""
+        """Fetch a newer revision unless that is under way, or its key is just being asked for."""
+        if self._hello_due:
+            return
         if self.policy.wants(revision, digest) and (self._pulling is None or self._pulling.done()):
             self._pulling = asyncio.create_task(self._pull(digest, jitter))
 
@@ -347,7 +391,10 @@ class Control:
             log.warning("policy %s could not be pulled: %s", digest[:12], error)
             return
         document = self.policy.consider(bundle, digest, self.trust, now_us=self.engine.clock.now_us())
-        if document is None:
+        if document is None and self.policy.unknown_kid and self._ask_for_key("policy", self.policy.unknown_kid):
+            # Not refused yet: the next answer names it again, and then its key may be known.
+            self.policy.forget_refusal()
+        elif document is None:
             log.error("revision %s refused: %s", self.policy.refused_revision, self.policy.refused_reason)
         else:
             self.engine.apply_policy(document, self.live)
@@ -416,5 +463,6 @@ class Control:
                 return
             if not sent:
                 await asyncio.sleep(0.2)
-        if not spool.state.reports:
+        state = spool.state
+        if not state.reports and state.accepted and state.accepted[-1].seal:
             spool.seal(self.engine.clock.now_us())

@@ -99,6 +99,7 @@ class Verified:
     document: PolicyDocument | None
     reason: str = ""
     revision: int = 0
+    unknown_kid: str = ""
 
 
 def verify_bundle(bundle: bytes, digest: str, trust: Trust) -> Verified:
@@ -116,7 +117,8 @@ def verify_bundle(bundle: bytes, digest: str, trust: Trust) -> Verified:
         return Verified(None, f"the policy document cannot be read: {error}")
     public = signing_key(trust.signing_keys, "policy", envelope.kid)
     if public is None:
-        return Verified(None, f"signed with a key that is not known here ({envelope.kid})", document.revision)
+        reason = f"signed with a key that is not known here ({envelope.kid})"
+        return Verified(None, reason, document.revision, envelope.kid)
     message = policy_message(
         installation=document.installation,
         pool=document.pool.slug,
@@ -145,6 +147,8 @@ class PolicyState:
         self.refused_revision: int | None = None
         self.refused_digest = ""
         self.refused_reason = ""
+        self.unknown_kid = ""
+        """The key of the bundle considered last, where it is not known here: a hello may bring it."""
 
     @property
     def revision(self) -> int:
@@ -172,6 +176,7 @@ class PolicyState:
         """Verify a pulled bundle and take it, or keep the present one and remember why (the NACK)."""
         verified = verify_bundle(bundle, digest, trust)
         document, reason = verified.document, verified.reason
+        self.unknown_kid = verified.unknown_kid
         if document is not None:
             refusal = refusal_of(document, trust, revision_now=self.revision, now_us=now_us) or self._why_not(document)
             document, reason = (None, refusal) if refusal is not None else (document, "")
@@ -183,7 +188,7 @@ class PolicyState:
             return None
         write_atomic(self._path, msgspec.msgpack.encode(StoredPolicy(digest, bundle)))
         self.document, self.digest = document, digest
-        self.refused_revision, self.refused_digest, self.refused_reason = None, "", ""
+        self.forget_refusal()
         return document
 
     def _why_not(self, document: PolicyDocument) -> str | None:
@@ -192,6 +197,10 @@ class PolicyState:
     def refuse(self, revision: int, digest: str, reason: str) -> None:
         """Remember why a revision was not applied; told with every report until another is applied."""
         self.refused_revision, self.refused_digest, self.refused_reason = revision, digest, reason
+
+    def forget_refusal(self) -> None:
+        """Nothing is refused any more: what was may be pulled again."""
+        self.refused_revision, self.refused_digest, self.refused_reason = None, "", ""
 
     def wants(self, revision: int, digest: str) -> bool:
         """Whether the desired revision is worth pulling: newer than what is applied, and not refused for good."""
@@ -211,6 +220,8 @@ class LiveList:
         self.freezes: dict[int, LiveFreeze] = {}
         self._items: dict[tuple[str, int], LiveItem] = {}
         self.problem = ""
+        self.unknown_kid = ""
+        """The key of the entry that stopped the last delta, where it is not known here: a hello may bring it."""
 
     def restore(self, trust: Trust) -> None:
         """Entries of the process before, verified again."""
@@ -218,7 +229,9 @@ class LiveList:
             stored = msgspec.msgpack.decode(self._path.read_bytes(), type=StoredLive)
         except (OSError, msgspec.DecodeError):
             return
-        if self._take(stored.items, trust):
+        bodies = self._verified_all(stored.items, trust)
+        if bodies is not None:
+            self._place_all(bodies)
             self.number = stored.number
 
     def apply(self, delta: LiveDelta, trust: Trust) -> bool:
@@ -227,17 +240,17 @@ class LiveList:
         A delta that starts past what is here is left: the number in the next report asks for the rest. An entry that
         does not verify stops the whole delta, so that the number never claims what is not in force.
         """
+        self.unknown_kid = ""
         if not delta.full and (delta.since > self.number or delta.through <= self.number):
             return False
         if delta.full and delta.through == self.number and not delta.entries:
             return False
-        kept = dict(self._items)
+        bodies = self._verified_all(delta.entries, trust)
+        if bodies is None:
+            return False
         if delta.full:
             self._clear()
-        if not self._take(delta.entries, trust):
-            self._clear()
-            self._take(list(kept.values()), trust)
-            return False
+        self._place_all(bodies)
         self.number = delta.through
         self.problem = ""
         stored = StoredLive(self.number, list(self._items.values()))
@@ -248,13 +261,20 @@ class LiveList:
         for table in (self.keys, self.by_hash, self.tenants, self.classes, self.freezes, self._items):
             table.clear()
 
-    def _take(self, items: list[LiveItem], trust: Trust) -> bool:
+    def _verified_all(self, items: list[LiveItem], trust: Trust) -> list[tuple[LiveBody, LiveItem]] | None:
+        """In order of their numbers; None as soon as one does not verify."""
+        bodies: list[tuple[LiveBody, LiveItem]] = []
+        self.unknown_kid = ""
         for item in sorted(items, key=lambda item: item.number):
             body = self._verified(item, trust)
             if body is None:
-                return False
+                return None
+            bodies.append((body, item))
+        return bodies
+
+    def _place_all(self, bodies: list[tuple[LiveBody, LiveItem]]) -> None:
+        for body, item in bodies:
             self._place(body, item)
-        return True
 
     def _verified(self, item: LiveItem, trust: Trust) -> LiveBody | None:
         try:
@@ -264,8 +284,12 @@ class LiveList:
             self.problem = f"live entry {item.number} cannot be read: {error}"
             return None
         public = signing_key(trust.signing_keys, "live", item.kid)
+        if public is None:
+            self.unknown_kid = item.kid
+            self.problem = f"live entry {item.number} is signed with a key that is not known here ({item.kid})"
+            return None
         message = live_message(installation=trust.installation, number=item.number, digest=signing.digest_hex(raw))
-        if public is None or not signing.verify(public, signature, message):
+        if not signing.verify(public, signature, message):
             self.problem = f"the signature of live entry {item.number} does not hold (key {item.kid})"
             return None
         if body.number != item.number:

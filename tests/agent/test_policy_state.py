@@ -146,3 +146,27 @@ class TestLiveList:
         renumbered = msgspec.structs.replace(forged, entries=[live_item(LiveTenant(3, 1, "acme", "x"), number=2)])
         assert not live.apply(renumbered, trust())
         assert list(live.keys) == [11]
+
+
+def test_an_unknown_key_is_named_and_what_is_in_force_stays(tmp_path):
+    """After a rotation the old key is not trusted any more: entries taken under it stay, whatever comes next."""
+    live = LiveList(tmp_path)
+    assert live.apply(delta(live_key(1)), trust())
+    rotated = Trust(trust().installation, trust().pool, {})
+    assert not live.apply(delta(live_key(2), since=1), rotated)
+    assert live.unknown_kid == live_item(live_key(2)).kid
+    assert live.number == 1 and list(live.keys) == [11] and live.by_hash
+    assert not live.apply(delta(live_key(1)), rotated)
+    assert live.unknown_kid == "", "a delta that is not needed asks for nothing"
+
+
+def test_a_bundle_under_an_unknown_key_names_it(state):
+    doc = document(3)
+    untrusting = Trust(doc.installation, doc.pool.slug, {})
+    assert "not known here" in refusal(state, doc, trust_=untrusting)
+    digest = bundle(doc)[1]
+    assert state.unknown_kid and not state.wants(3, digest)
+    state.forget_refusal()
+    assert state.refused_revision is None and state.wants(3, digest)
+    assert state.consider(*bundle(doc), trust(), now_us=NOW_US) is not None
+    assert state.unknown_kid == ""

@@ -2,6 +2,7 @@
 
 import asyncio
 import shutil
+from datetime import timedelta
 
 import openai
 import pytest
@@ -9,8 +10,9 @@ from django.utils import timezone
 
 from controlplane.agent.errors import Superseded
 from controlplane.agent.identity import IDENTITY_FILE
+from controlplane.contracts.models import Contract, ContractVersion, ObjectiveMinute
 from controlplane.fleet.models import Agent, AgentLive, Slot
-from controlplane.policy import live_list
+from controlplane.policy import live_list, signing
 from controlplane.policy.models import Delivery
 from controlplane.usage.models import AgentCursor
 from tests.agent import control_planes as cp
@@ -153,3 +155,84 @@ def _figures(class_id: int):
     live = AgentLive.objects.first()
     classes = live.figures["classes"] if live is not None and live.figures else []
     return next((row for row in classes if row["class_id"] == class_id and row["departures"] >= 3), None)
+
+
+async def test_a_report_that_is_too_large_is_sent_again_smaller(world, tmp_path, settings, caplog):
+    """Every row arrives once, and the agent is not stuck behind the report for ever."""
+    token = await cp.in_database(world.token)()
+    async with cp.control_plane() as url:
+        async with cp.running_agent(url, token, tmp_path / "state", "--sim-speed", "0") as process:
+            await cp.until(lambda: process.control.epoch_now())
+            await cp.in_database(cp.push_policy)()
+            await cp.until(lambda: process.engine.ready)
+            await cp.until(lambda: process.engine.revision)
+            settings.REPORT_BODY_LIMIT_BYTES = 4_000
+            await ask(process, 40)
+            await cp.until(lambda: _count_is(40), 20)
+            await cp.until(lambda: process.control.reachable)
+            settings.REPORT_BODY_LIMIT_BYTES = 8 * 1024 * 1024
+        cursor = await cp.in_database(AgentCursor.objects.get)()
+        assert cursor.sealed_at is not None
+    rows = await cp.records()
+    assert len(rows) == len({row[0] for row in rows}) == 40
+    assert await cp.quarantined() == []
+    said = [line for line in caplog.messages if "too_large" in line]
+    assert said and len(said) == len(set(said)), "once for each report"
+
+
+def _promise(world) -> None:
+    """A contract of the interactive class: every request is counted by it."""
+    before = timezone.now() - timedelta(days=1)
+    contract = Contract.objects.create(slug="wait", name="wait", workload_class=world.chat, created_at=before)
+    ContractVersion.objects.create(
+        contract=contract,
+        number=1,
+        effective_from=before,
+        objective="latency",
+        metric="queue_wait",
+        threshold_ms=700,
+        target_ppm=990_000,
+        created_by="ada",
+        created_at=before,
+    )
+
+
+async def test_signing_keys_are_rotated_without_a_restart(world, tmp_path):
+    """A bundle and a live list under new keys: the agent asks for the keys, refuses nothing and counts all once."""
+    await cp.in_database(_promise)(world)
+    token = await cp.in_database(world.token)()
+    async with cp.control_plane() as url:
+        async with cp.running_agent(url, token, tmp_path / "state", "--sim-speed", "20") as process:
+            await cp.until(lambda: process.control.epoch_now())
+            await cp.in_database(cp.push_policy)()
+            await cp.until(lambda: process.engine.ready)
+            epoch = process.control.epoch_now()
+            running = asyncio.create_task(ask(process, 1, max_tokens=200, extra_body={"ignore_eos": True}))
+            await ask(process, 5)
+
+            await cp.in_database(signing.rotate)("policy", timezone.now())
+            number = await cp.in_database(cp.push_policy)()
+            await cp.until(lambda: process.engine.revision == number)
+            assert process.control.epoch_now() == epoch + 1
+
+            await cp.in_database(signing.rotate)("live", timezone.now())
+            world.key.state = "revoked"
+            world.key.live_number = 99
+            await cp.in_database(world.key.save)()
+            await cp.in_database(live_list.sign_changes)(timezone.now())
+            await cp.until(lambda: process.engine.registry.keys[world.key.pk].live.state == "revoked")
+            assert process.control.epoch_now() == epoch + 2
+            (answer,) = await running
+            assert answer.usage.completion_tokens == 200
+            await cp.until(lambda: _count_is(6))
+            await cp.until(lambda: all(spool.state.sealed for spool in process.store.old.values()))
+        states = await cp.in_database(lambda: set(Delivery.objects.values_list("state", flat=True)))()
+        assert "nacked" not in states
+        sealed = await cp.in_database(lambda: AgentCursor.objects.filter(sealed_at__isnull=True).count())()
+        assert sealed == 0
+    rows = await cp.records()
+    assert len(rows) == len({row[0] for row in rows}) == 6
+    assert {row[1] for row in rows} == {1}
+    counted = await cp.in_database(lambda: sum(ObjectiveMinute.objects.values_list("offered", flat=True)))()
+    assert counted == 6
+    assert await cp.quarantined() == []
