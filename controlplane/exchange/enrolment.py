@@ -18,6 +18,7 @@ from controlplane.fleet.models import Agent, EnrolmentToken, Pool, Slot
 from controlplane.fleet.ownership import begin_tenure
 from controlplane.tenants.models import Installation
 from controlplane.usage.models import AgentCursor
+from controlplane.wire.public_keys import is_public_key
 from controlplane.wire.report import Enrol, Hello
 from controlplane.wire.signing import from_text
 
@@ -74,11 +75,18 @@ def _public_key(message: Enrol) -> bytes:
         key = from_text(message.public_key)
     except ValueError:
         key = b""
-    if len(key) != 32:
-        raise Refusal("unreadable", "public_key must be an Ed25519 public key: 32 bytes as base64url.")
+    if not is_public_key(key):
+        raise Refusal("unreadable", "public_key must be a sound Ed25519 public key: 32 bytes as base64url.")
+    _refuse_unprintable(name=message.name, software=message.software, address=message.address)
     if not 1 <= len(message.name) <= 63 or not 0 <= message.slots <= 10_000:
         raise Refusal("unreadable", "name must have 1 to 63 characters and slots be 0 to 10,000.")
     return key
+
+
+def _refuse_unprintable(**texts: str) -> None:
+    for name, text in texts.items():
+        if not text.isprintable():
+            raise Refusal("unreadable", f"{name} must not have control characters: send plain text.")
 
 
 def _create_agent(message: Enrol, key: bytes, token: EnrolmentToken, now: datetime) -> Agent:
@@ -139,7 +147,11 @@ class Greeted:
 
 
 def hello(agent_id: int, message: Hello, *, now: datetime) -> Greeted:
-    """Issues the next epoch of an agent and opens its cursor. Epochs the agent still has spooled stay open to it."""
+    """Issues the next epoch of an agent and opens its cursor. Epochs the agent still has spooled stay open to it.
+
+    Raises Refusal: unreadable.
+    """
+    _refuse_unprintable(software=message.software, address=message.address)
     with transaction.atomic():
         agent = Agent.objects.select_for_update().select_related("pool").get(pk=agent_id)
         epoch = agent.epoch + 1
