@@ -44,6 +44,7 @@ class Fault(IntEnum):
     UNKNOWN_SLOT = 10
     UNKNOWN_RATE = 11
     WRONG_CHARGE = 12
+    DUPLICATE_IN_REPORT = 13
 
     @property
     def reason(self) -> str:
@@ -107,7 +108,11 @@ class Bounds:
 
 
 def find_faults(records: Records, known: Known, bounds: Bounds) -> NDArray[np.int8]:
-    """The first `Fault` of each record."""
+    """The first `Fault` of each record.
+
+    An attempt that stands twice in one report counts once. One that comes again in a later report is not found here:
+    that would cost an index over every record of the table; it is for an audit of the stored records, once an hour.
+    """
     faults = np.zeros(len(records), dtype=np.int8)
     if not len(records):
         return faults
@@ -120,6 +125,7 @@ def find_faults(records: Records, known: Known, bounds: Bounds) -> NDArray[np.in
     _mark_times(records, bounds, mark)
     _mark_unknown(records, known, mark)
     _mark_charges(records, known, faults, mark)
+    _mark_duplicates(records, faults)
     return faults
 
 
@@ -222,6 +228,19 @@ def _mark_charges(records: Records, known: Known, faults: NDArray[np.int8], mark
             wrong = np.zeros(len(records), dtype=bool)
             wrong[at] = _differs(records, at, card, facts.batch)
             mark(wrong, Fault.WRONG_CHARGE)
+
+
+def _mark_duplicates(records: Records, faults: NDArray[np.int8]) -> None:
+    """Marks every sound record whose report has the same request and attempt before it."""
+    sound = np.flatnonzero(faults == Fault.NONE)
+    halves = np.ascontiguousarray(records.request_ids[sound]).view(np.int64)
+    # ids are random: mostly half of one tells all of them apart
+    if len(np.unique(halves[:, 1])) == len(sound):
+        return
+    groups = group_by([records.source[sound], halves[:, 0], halves[:, 1], records.column("attempt")[sound]])
+    first = np.zeros(len(sound), dtype=bool)
+    first[np.unique(groups.of, return_index=True)[1]] = True
+    faults[sound[~first]] = Fault.DUPLICATE_IN_REPORT
 
 
 def _differs(records: Records, at: Ints, card: Card, batch: bool) -> NDArray[np.bool_]:

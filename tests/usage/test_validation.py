@@ -84,8 +84,17 @@ def test_the_first_fault_is_named(given, fault):
 
 
 def test_one_bad_record_leaves_the_others_alone():
-    faults = find_faults(columns(row(), row(tenant_id=9), row()), known(), BOUNDS)
+    faults = find_faults(columns(row(), row(tenant_id=9), row(attempt=2)), known(), BOUNDS)
     assert faults.tolist() == [0, Fault.UNKNOWN_TENANT, 0]
+
+
+def test_an_attempt_counts_once_in_a_report():
+    one, second_try = row(), row(attempt=2)
+    of_one_report = find_faults(columns(row(tenant_id=9), one, second_try, one, one), known(), BOUNDS)
+    twice = Fault.DUPLICATE_IN_REPORT
+    assert of_one_report.tolist() == [Fault.UNKNOWN_TENANT, 0, 0, twice, twice]
+    of_two = to_columns([(Origin(1, 1), [as_tuple(one)]), (Origin(1, 1), [as_tuple(one)])])
+    assert not find_faults(of_two, known(), BOUNDS).any(), "what a later report repeats is for the audit"
 
 
 def test_a_revision_knows_its_own_tenants_and_classes():
