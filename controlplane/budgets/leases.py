@@ -21,6 +21,10 @@ from controlplane.wire.report import Exhausted, Lease, LeaseSpend
 LEASE_LIFE = timedelta(minutes=10)
 RENEW_BEFORE = timedelta(minutes=2)
 ACTIVE_WITHIN = timedelta(seconds=30)
+# Leases that an agent can use for one tenant at a time; more money than that is added to the newest of them.
+OPEN_MAX = 4
+# An agent asks between reports when it has less than this many requests' worth; with more in hand it gets no more.
+ENOUGH_REQUESTS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,23 +39,35 @@ class Asking:
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """The answer to one asking: a lease, the window that blocked, or neither where no hard budget holds."""
+    """The answer to one asking: a lease, the window that blocked, or neither where no hard budget holds.
+
+    The lease is a new one, one that was raised, or one that was open and is enough.
+    """
 
     lease: Lease | None
     exhausted: Exhausted | None
 
 
-def acquire(cursor: SqlCursor, asking: Asking, now: datetime) -> Granted:
+def acquire(cursor: SqlCursor, asking: Asking, now: datetime, *, unless_held: bool = False) -> Granted:
     """Takes a lease out of every hard window of the tenant and its ancestors, or names the window that blocks.
 
-    Must run in a transaction: the windows are locked, in id order, until it ends.
+    An agent has at most OPEN_MAX leases for a tenant that it can still use for RENEW_BEFORE: beyond these the newest is
+    raised. With `unless_held` nothing is taken while it holds ENOUGH_REQUESTS times the need, unspent and unreserved.
+
+    Must run in a transaction: the agent's leases for the tenant, then the windows, are locked in id order until it
+    ends.
     """
     budgets = budgets_of(cursor, [asking.tenant_id], hard=True).get(asking.tenant_id, [])
     if not budgets:
         return Granted(None, None)
+    _lock_held(cursor, asking)
     windows = sorted(
         windows_at(cursor, [(budget, now) for budget in budgets], lock=True).values(), key=lambda row: row.id
     )
+    held = _held(cursor, asking, windows, now)
+    enough = next((row for row in held if row.free_nanos >= asking.need_nanos), None) if unless_held else None
+    if enough is not None and sum(row.free_nanos for row in held) >= ENOUGH_REQUESTS * max(1, asking.need_nanos):
+        return Granted(enough.lease, None)
     size = lease_size(
         [_as_core(window) for window in windows],
         active_agents=_active_agents(cursor, asking, now),
@@ -61,8 +77,68 @@ def acquire(cursor: SqlCursor, asking: Asking, now: datetime) -> Granted:
     if size.blocked_by is not None:
         blocked = size.blocked_by
         return Granted(None, Exhausted(asking.tenant_id, f"{blocked.level}: {blocked.window}", blocked.ends_at_us))
+    if len(held) >= OPEN_MAX:
+        return Granted(_raise(cursor, held[-1].lease, asking, size.amount_nanos, windows), None)
     lease = _insert(cursor, asking, size.amount_nanos, windows, now)
     return Granted(lease, None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    lease: Lease
+    free_nanos: int
+
+
+def _lock_held(cursor: SqlCursor, asking: Asking) -> None:
+    # before the windows, as in `settle`, so that the two never wait for each other in a circle
+    cursor.execute(
+        "SELECT id FROM budgets_lease WHERE agent_id = %s AND epoch = %s AND tenant_id = %s AND state = 'open'"
+        " ORDER BY id FOR UPDATE",
+        (asking.agent_id, asking.epoch, asking.tenant_id),
+    )
+
+
+def _held(cursor: SqlCursor, asking: Asking, windows: Sequence[WindowRow], now: datetime) -> list[_Held]:
+    """The agent's leases out of exactly these windows, in id order, without those that end within RENEW_BEFORE.
+
+    Where a window ends before that, so would a new lease: those that last as long count.
+    """
+    ids = [window.id for window in windows]
+    cursor.execute(
+        """
+        SELECT l.id, l.amount_nanos, l.expires_at, l.amount_nanos - l.spent_nanos - l.reserved_nanos
+        FROM budgets_lease l
+        WHERE l.agent_id = %s AND l.epoch = %s AND l.tenant_id = %s AND l.state = 'open' AND l.expires_at >= %s
+          AND ARRAY(SELECT w.window_id FROM budgets_leasewindow w WHERE w.lease_id = l.id ORDER BY w.window_id)
+              = %s::bigint[]
+        ORDER BY l.id
+        """,
+        (asking.agent_id, asking.epoch, asking.tenant_id, until_end(windows, now + RENEW_BEFORE), ids),
+    )
+    return [
+        _Held(Lease(lease_id, asking.tenant_id, amount, to_us(expires_at)), free)
+        for lease_id, amount, expires_at, free in cursor.fetchall()
+    ]
+
+
+def _raise(cursor: SqlCursor, lease: Lease, asking: Asking, amount_nanos: int, windows: Sequence[WindowRow]) -> Lease:
+    """Adds to an open lease. It ends when it would have: what an agent spends is judged by when its leases began."""
+    cursor.execute(
+        "UPDATE budgets_lease SET amount_nanos = amount_nanos + %s, need_nanos = greatest(need_nanos, %s)"
+        " WHERE id = %s RETURNING amount_nanos",
+        (amount_nanos, asking.need_nanos, lease.lease_id),
+    )
+    row = cursor.fetchone()
+    assert row is not None
+    _take(cursor, amount_nanos, windows)
+    return Lease(lease.lease_id, lease.tenant_id, row[0], lease.expires_us)
+
+
+def _take(cursor: SqlCursor, amount_nanos: int, windows: Sequence[WindowRow]) -> None:
+    cursor.execute(
+        "UPDATE budgets_budgetwindow SET leased_nanos = leased_nanos + %s WHERE id = ANY(%s)",
+        (amount_nanos, [window.id for window in windows]),
+    )
 
 
 def _as_core(window: WindowRow) -> BudgetWindow:
@@ -118,10 +194,7 @@ def _insert(cursor: SqlCursor, asking: Asking, amount_nanos: int, windows: Seque
     cursor.execute(
         "INSERT INTO budgets_leasewindow (lease_id, window_id) SELECT %s, unnest(%s::bigint[])", (row[0], window_ids)
     )
-    cursor.execute(
-        "UPDATE budgets_budgetwindow SET leased_nanos = leased_nanos + %s WHERE id = ANY(%s)",
-        (amount_nanos, window_ids),
-    )
+    _take(cursor, amount_nanos, windows)
     return Lease(row[0], asking.tenant_id, amount_nanos, to_us(expires_at))
 
 

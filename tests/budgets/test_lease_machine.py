@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from controlplane.budgets.leases import Asking, SpendReport, acquire, close_epochs, settle
+from controlplane.budgets.leases import OPEN_MAX, RENEW_BEFORE, Asking, SpendReport, acquire, close_epochs, settle
 from controlplane.budgets.models import Budget, BudgetWindow, Lease, LeaseWindow
 from controlplane.core.period import to_us
 from controlplane.exchange.database import connection
@@ -38,13 +38,17 @@ class LeaseMachine(RuleBasedStateMachine):
         self.held: dict[int, dict] = {}
         self.spent = 0
 
-    @rule(agent=st.integers(1, 3), need=st.integers(1, 700))
-    def ask(self, agent, need):
-        granted = in_transaction(acquire, Asking(agent, 1, self.budget.child.pk, need), self.now)
+    @rule(agent=st.integers(1, 3), need=st.one_of(st.integers(1, 700), st.integers(1, 20)), again=st.booleans())
+    def ask(self, agent, need, again):
+        asking = Asking(agent, 1, self.budget.child.pk, need)
+        with connection() as held, held.transaction(), held.cursor() as cursor:
+            granted = acquire(cursor, asking, self.now, unless_held=again)
         assert (granted.lease is None) != (granted.exhausted is None)
         if granted.lease:
             assert granted.lease.amount_nanos >= need
-            self.held[granted.lease.lease_id] = {"lease": granted.lease, "agent": agent, "spent": 0}
+            # a lease that was raised goes on with what was spent of it
+            one = self.held.setdefault(granted.lease.lease_id, {"agent": agent, "spent": 0})
+            one["lease"] = granted.lease
 
     @precondition(lambda self: self.held)
     @rule(data=st.data(), share=st.floats(0, 1), reserved=st.sampled_from([0, 0, 5]), repeats=st.integers(1, 2))
@@ -81,6 +85,12 @@ class LeaseMachine(RuleBasedStateMachine):
         for window in BudgetWindow.objects.all():
             assert window.settled_nanos + window.leased_nanos <= window.limit_nanos
             assert window.leased_nanos >= 0
+
+    @invariant()
+    def nobody_has_more_leases_than_it_can_use(self):
+        lasting = Lease.objects.filter(state="open", expires_at__gt=self.now + RENEW_BEFORE)
+        for agent in (1, 2, 3):
+            assert lasting.filter(agent_id=agent).count() <= OPEN_MAX
 
     @invariant()
     def counters_are_what_leases_say(self):

@@ -7,6 +7,7 @@ from datetime import timedelta
 from random import Random
 
 from controlplane.budgets.leases import (
+    OPEN_MAX,
     Asking,
     SpendReport,
     acquire,
@@ -135,6 +136,51 @@ def test_answers_carry_all_open_leases_of_the_present_epoch(budget, in_transacti
     assert in_transaction(open_leases, [(1, 1)])[1] == [first, second]
 
 
+def test_beyond_four_leases_the_newest_is_raised(budget, in_transaction, noon):
+    row = budget(limit=10_000)
+    made = [in_transaction(acquire, asking(budget.child, 100), noon).lease for _ in range(OPEN_MAX)]
+    raised = in_transaction(acquire, asking(budget.child, 300), noon + timedelta(minutes=1)).lease
+    assert (raised.lease_id, raised.amount_nanos) == (made[-1].lease_id, 400)
+    assert raised.expires_us == made[-1].expires_us
+    assert window(row).leased_nanos == 700
+    assert in_transaction(open_leases, [(1, 1)])[1] == [*made[:-1], raised]
+    # of all four nothing can be used soon: a new one, out of the budgets that hold now
+    later = in_transaction(acquire, asking(budget.child, 100), noon + timedelta(minutes=9)).lease
+    assert later.lease_id > raised.lease_id
+    # another agent and another epoch have their own
+    for other in (asking(budget.child, 100, agent=2), asking(budget.child, 100, epoch=2)):
+        assert in_transaction(acquire, other, noon).lease.amount_nanos == 100
+
+
+def test_a_raised_lease_keeps_what_was_spent_and_goes_back_once(budget, in_transaction, noon):
+    row = budget(limit=10_000)
+    lease = [in_transaction(acquire, asking(budget.child, 100), noon).lease for _ in range(OPEN_MAX)][-1]
+    in_transaction(settle, [spend(lease, 80, reserved=20)], noon)
+    raised = in_transaction(acquire, asking(budget.child, 500), noon).lease
+    assert raised.lease_id == lease.lease_id
+    in_transaction(settle, [spend(raised, 450)], noon)
+    in_transaction(close_epochs, [(1, 1)], noon)
+    assert (window(row).settled_nanos, window(row).leased_nanos) == (450, 0)
+
+
+def test_a_lease_of_other_windows_is_not_raised(budget, in_transaction, noon):
+    budget(limit=10_000)
+    first = [in_transaction(acquire, asking(budget.child, 100), noon).lease for _ in range(OPEN_MAX)]
+    week = budget(limit=10_000, tenant=budget.parent, period="week", name="week")
+    lease = in_transaction(acquire, asking(budget.child, 100), noon).lease
+    assert lease.lease_id not in {one.lease_id for one in first}
+    assert window(week).leased_nanos == 100
+
+
+def test_an_agent_with_enough_in_hand_gets_no_more(budget, in_transaction, noon):
+    row = budget(limit=10_000)
+    lease = in_transaction(acquire, asking(budget.child, 400), noon).lease
+    assert in_transaction(acquire, asking(budget.child, 100), noon, unless_held=True).lease == lease
+    assert window(row).leased_nanos == 400
+    in_transaction(settle, [spend(lease, 0, reserved=10)], noon)
+    assert in_transaction(acquire, asking(budget.child, 100), noon, unless_held=True).lease.lease_id > lease.lease_id
+
+
 def test_a_lease_that_runs_low_is_topped_up_only_when_it_is_used(budget, in_transaction, noon):
     budget(limit=10_000)
     lease = in_transaction(acquire, asking(budget.child, 100), noon).lease
@@ -164,13 +210,13 @@ def test_twenty_threads_of_everything_keep_the_invariant_and_end_even(budget, in
 
     def agent(number):
         random = Random(number)
-        spent, leases = {}, []
+        spent, leases = {}, {}
         for _ in range(12):
             granted = in_transaction(acquire, asking(budget.child, random.randrange(1, 900), agent=number), noon)
             if granted.lease:
-                leases.append(granted.lease)
-                spent[granted.lease.lease_id] = 0
-            for lease in leases:
+                leases[granted.lease.lease_id] = granted.lease
+                spent.setdefault(granted.lease.lease_id, 0)
+            for lease in leases.values():
                 spent[lease.lease_id] = min(lease.amount_nanos, spent[lease.lease_id] + random.randrange(300))
             said = [LeaseSpend(lease_id, total, 0) for lease_id, total in spent.items()]
             for _ in range(random.randrange(1, 3)):
