@@ -63,6 +63,14 @@ class Catalogue:
         known.members = lambda pool_id, revision: self._members.get((name, pool_id, revision))
         return known
 
+    def serves(self, cursor: Cursor[Any], revisions: set[tuple[int, int]], tenant_id: int) -> bool:
+        """Whether a tenant is a member in one of some (pool id, revision) pairs; true where none of them exists."""
+        name = cursor.connection.info.dbname
+        with self._lock:
+            self._read_members(cursor, name, revisions)
+            found = [self._members[(name, *pair)] for pair in revisions if (name, *pair) in self._members]
+        return not found or any(tenant_id in members.tenants for members in found)
+
     def forget(self) -> None:
         """Reads everything again at the next use."""
         with self._lock:

@@ -115,6 +115,8 @@ def check_rest(cursor: Cursor[Any], group: Sequence[Incoming], checked: Checked,
     """Sorts slot minutes, objectives, refusals and samples into what counts and what is set aside."""
     stored = read_slot_minutes(cursor, sound_keys(group, known, bounds))
     for incoming in group:
+        if incoming.impossible:
+            checked.aside.append(_aside(incoming, "impossible_number", incoming.impossible))
         bad = check_slots(incoming, stored, known)
         report = incoming.report
         checked.slot_usage += [row for row in report.slot_usage if (row.slot_id, row.minute_us) not in bad]

@@ -103,7 +103,7 @@ def _judged(cursor: Cursor[Any], group: Sequence[Incoming], now: datetime) -> li
 
 
 def _as_json(incoming: Incoming) -> object:
-    return msgspec.to_builtins(incoming.report)
+    return {**msgspec.to_builtins(incoming.report), **incoming.impossible}
 
 
 def _step(incoming: Incoming, records: int) -> cursors.Step:

@@ -14,19 +14,22 @@ import msgspec
 import psycopg
 from django.conf import settings
 from django.db import connections
+from psycopg import Cursor
 
 from controlplane.budgets.leases import Asking, SpendReport, acquire, open_leases, settle
 from controlplane.core.period import to_us
 from controlplane.exchange import enrolment
 from controlplane.exchange.answers import Outlook, compose, interval_ms, look
 from controlplane.exchange.authentication import AgentDirectory, Caller
+from controlplane.exchange.bounding import bounded, is_spend
+from controlplane.exchange.catalogue import catalogue
 from controlplane.exchange.composition import Result
 from controlplane.exchange.database import connection
 from controlplane.exchange.group_commit import GroupCommit, NotStored
-from controlplane.exchange.messages import Incoming, decode_report
+from controlplane.exchange.messages import Incoming, decode, decode_report
 from controlplane.exchange.problems import Refusal, Reply
 from controlplane.fleet.models import Slot
-from controlplane.policy.queries import bundle, kept_bundle, signing_keys
+from controlplane.policy.queries import bundle, desired_for, kept_bundle, signing_keys
 from controlplane.usage.cursors import Envelope, Verdict
 from controlplane.wire.report import Enrol, Enrolled, Hello, Helloed, LeaseAnswer, LeaseRequest
 
@@ -39,11 +42,9 @@ _IMMUTABLE = (b"cache-control", b"private, max-age=31536000, immutable")
 _LARGE_BYTES = 256 * 1024
 
 
-def _decoded(body: bytes, kind: type[T]) -> T:
-    try:
-        return msgspec.json.decode(body, type=kind)
-    except msgspec.DecodeError as error:
-        raise Refusal("unreadable", f"The body is not a {kind.__name__}: {error}") from None
+_enrol_decoder = msgspec.json.Decoder(Enrol)
+_hello_decoder = msgspec.json.Decoder(Hello)
+_lease_decoder = msgspec.json.Decoder(LeaseRequest)
 
 
 def _reply(document: Any) -> Reply:
@@ -65,7 +66,7 @@ class Handlers:
         return await loop.run_in_executor(self._threads, partial(_with_fresh_connection, function, *arguments, **named))
 
     async def enrol(self, body: bytes) -> Reply:
-        message = _decoded(body, Enrol)
+        message = decode(_enrol_decoder, body, "The enrolment")
         admitted = await self.blocking(enrolment.enrol, message, now=datetime.now(UTC))
         keys = await self.blocking(signing_keys)
         return _reply(
@@ -81,7 +82,7 @@ class Handlers:
         )
 
     async def hello(self, caller: Caller, body: bytes) -> Reply:
-        message = _decoded(body, Hello)
+        message = decode(_hello_decoder, body, "The hello")
         now = datetime.now(UTC)
         greeted = await self.blocking(enrolment.hello, caller.agent.id, message, now=now)
         self.directory.note_epoch(caller.agent.uuid, greeted.epoch)
@@ -111,7 +112,8 @@ class Handlers:
         if caller.epoch not in (report.epoch, caller.agent.epoch):
             raise Refusal("superseded", "The signed epoch is neither the report's nor this agent's present one.")
         envelope = Envelope(caller.agent.id, report.epoch, report.seq, digest, caller.epoch)
-        incoming = Incoming(envelope, caller.agent.pool_id, report, to_us(received))
+        report, impossible = bounded(report)
+        incoming = Incoming(envelope, caller.agent.pool_id, report, to_us(received), impossible)
         try:
             result = await self._group_commit.submit(incoming)
             _refuse(result, incoming)
@@ -125,9 +127,11 @@ class Handlers:
 
     async def lease(self, caller: Caller, body: bytes) -> Reply:
         _own_epoch(caller)
-        message = _decoded(body, LeaseRequest)
+        message = decode(_lease_decoder, body, "The lease request")
         if not 0 < message.tenant_id < 2**31 or not 0 <= message.need_nanos < 2**62:
             raise Refusal("unreadable", "tenant_id and need_nanos must be positive numbers.")
+        if not all(map(is_spend, message.spends)):
+            raise Refusal("unreadable", "A spend has a lease_id or an amount that cannot be.")
         return _reply(await self.blocking(_lease, caller, message, datetime.now(UTC)))
 
     async def policy(self, caller: Caller, digest: str, if_none_match: bytes) -> Reply:
@@ -161,13 +165,28 @@ def _own_epoch(caller: Caller) -> None:
 def _lease(caller: Caller, message: LeaseRequest, now: datetime) -> LeaseAnswer:
     asking = Asking(caller.agent.id, caller.epoch, message.tenant_id, message.need_nanos)
     with connection() as held, held.cursor() as cursor:
+        _check_served(cursor, caller, message.tenant_id)
         if message.spends:
             with held.transaction():
                 settle(cursor, [SpendReport(caller.agent.id, to_us(now), message.spends)], now)
         with held.transaction():
-            granted = acquire(cursor, asking, now)
+            granted = acquire(cursor, asking, now, unless_held=True)
         leases = open_leases(cursor, [(caller.agent.id, caller.epoch)]).get(caller.agent.id, [])
     return LeaseAnswer(leases=leases, exhausted=[granted.exhausted] if granted.exhausted else [])
+
+
+def _check_served(cursor: Cursor[Any], caller: Caller, tenant_id: int) -> None:
+    """Raises Refusal: not_served for a tenant that neither the revision an agent runs nor the one it shall run has."""
+    agent = caller.agent
+    row = cursor.execute("SELECT revision FROM fleet_agentlive WHERE agent_id = %s", (agent.id,)).fetchone()
+    wanted, _ = desired_for(cursor, [agent.id]).get(agent.id, (0, ""))
+    revisions = {(agent.pool_id, wanted), *([(agent.pool_id, row[0])] if row else [])}
+    if not catalogue.serves(cursor, revisions, tenant_id):
+        raise Refusal(
+            "not_served",
+            f"The pool {agent.pool} does not serve tenant {tenant_id} in revision {wanted}."
+            " Give the tenant a class of this pool and push.",
+        )
 
 
 def _refuse(result: Result, incoming: Incoming) -> None:

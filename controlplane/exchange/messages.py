@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -26,6 +27,11 @@ class Incoming:
     pool_id: int
     report: ReportOfTuples
     received_us: int
+    impossible: dict[str, Any] = field(default_factory=dict)
+    """What the report said that cannot be true, by field: it is not in `report` any more."""
+
+
+T = TypeVar("T")
 
 
 class _Layout(msgspec.Struct):
@@ -36,13 +42,26 @@ _decoder = msgspec.json.Decoder(ReportOfTuples)
 _layout_decoder = msgspec.json.Decoder(_Layout)
 
 
+def decode(decoder: msgspec.json.Decoder[T], body: bytes, what: str) -> T:
+    """Raises Refusal: unreadable with the place of the fault.
+
+    Nothing that agents say nests deeply: the decoder's own limit of depth bounds what a field nobody knows may hold.
+    """
+    try:
+        return decoder.decode(body)
+    except RecursionError:
+        raise Refusal("unreadable", f"{what} cannot be read: it is nested too deeply.") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Refusal("unreadable", f"{what} cannot be read: {error}") from None
+
+
 def decode_report(body: bytes) -> ReportOfTuples:
     """Raises Refusal: must_upgrade for another layout, unreadable with the place of the fault otherwise."""
     try:
-        report = _decoder.decode(body)
-    except msgspec.DecodeError as error:
+        report = decode(_decoder, body, "The report")
+    except Refusal:
         _check_layout(body)
-        raise Refusal("unreadable", f"The report cannot be read: {error}") from None
+        raise
     if report.layout != LAYOUT:
         _check_layout(body)
     return report
@@ -50,8 +69,8 @@ def decode_report(body: bytes) -> ReportOfTuples:
 
 def _check_layout(body: bytes) -> None:
     try:
-        layout = _layout_decoder.decode(body).layout
-    except msgspec.DecodeError:
+        layout = decode(_layout_decoder, body, "The layout").layout
+    except Refusal:
         return
     if layout != LAYOUT:
         raise Refusal(

@@ -20,6 +20,7 @@ _TITLES = {
     "token_unknown": (404, "There is no such enrolment token"),
     "must_upgrade": (426, "This agent's software is too old or too new"),
     "retired": (410, "This agent was retired"),
+    "not_served": (403, "This agent's pool does not serve this tenant"),
     "busy": (503, "The report could not be stored now"),
     "not_found": (404, "There is nothing at this address"),
 }

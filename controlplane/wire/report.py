@@ -386,7 +386,7 @@ class LeaseAnswer(Struct, frozen=True):
 
 class Problem(Struct, frozen=True):
     """RFC 9457. `code` is closed: superseded, conflict, expected, unknown_agent, bad_signature, sealed, too_large,
-    unreadable, token_used, token_expired, token_unknown, must_upgrade, retired, busy, not_found."""
+    unreadable, token_used, token_expired, token_unknown, must_upgrade, retired, not_served, busy, not_found."""
 
     type: str
     title: str
