@@ -25,7 +25,11 @@ def world(transactional_db, monkeypatch):
 
 @pytest.fixture
 def app(world):
-    return ExchangeApplication(fallback=nowhere)
+    one = ExchangeApplication(fallback=nowhere)
+    yield one
+    if one._handlers is not None:
+        # each of its threads has a connection of its own until it ends
+        one._handlers._threads.shutdown()
 
 
 @pytest_asyncio.fixture
