@@ -21,11 +21,15 @@ METRICS_WITH_QUEUE = frozenset({"queue_wait", "ttft", "e2e"})
 
 # What remains of the time to first token without the queue, as streamed requests of the last hour had it.
 _REST_OF_TTFT = """
-SELECT percentile_cont(0.5) WITHIN GROUP (ORDER BY sample.rest_us) / 1000.0
-  FROM (SELECT ttft_us - queue_us AS rest_us
-          FROM usage_record
-         WHERE received_at >= %s AND pool_id = %s AND ttft_us >= 0 AND queue_us >= 0
-         LIMIT 2000) AS sample
+SELECT pool.slug, percentile_cont(0.5) WITHIN GROUP (ORDER BY sample.rest_us) / 1000.0
+  FROM fleet_pool AS pool
+ CROSS JOIN LATERAL (
+       SELECT ttft_us - queue_us AS rest_us
+         FROM usage_record
+        WHERE received_at >= %(since)s AND pool_id = pool.id AND ttft_us >= 0 AND queue_us >= 0
+        LIMIT 2000) AS sample
+ WHERE %(pool)s::integer IS NULL OR pool.id = %(pool)s
+ GROUP BY pool.slug
 """
 
 
@@ -128,19 +132,18 @@ def version_at(contract: Contract, at: datetime) -> ContractVersion | None:
 # ---- what the fleet asks ----
 
 
-def rest_of_ttft_ms(pool: Pool, now: datetime) -> float | None:
-    """Median milliseconds of the time to first token after the queue, last hour; None without traffic."""
+def rest_of_ttft_ms(now: datetime, pool_id: int | None = None) -> dict[str, float]:
+    """Pool slug -> median milliseconds of the time to first token after the queue, last hour; no traffic, no entry."""
     with connection.cursor() as cursor:
-        cursor.execute(_REST_OF_TTFT, [now - timedelta(hours=1), pool.pk])
-        row = cursor.fetchone()
-    return None if row is None or row[0] is None else float(row[0])
+        cursor.execute(_REST_OF_TTFT, {"since": now - timedelta(hours=1), "pool": pool_id})
+        return {slug: float(rest) for slug, rest in cursor.fetchall() if rest is not None}
 
 
 def room_warnings(pool: Pool, now: datetime) -> list[str]:
     """Contracts that can be missed while lending stays lawful: lend_p95 and the usual rest reach the threshold."""
     classes = [slug for slug in (pool.interactive_class,) if slug]
     contracts = list(Contract.objects.filter(archived_at=None, workload_class__slug__in=classes).order_by("slug"))
-    rest = rest_of_ttft_ms(pool, now) if pool.pk and contracts else None
+    rest = rest_of_ttft_ms(now, pool.pk).get(pool.slug) if pool.pk and contracts else None
     found = []
     for standing in standings(contracts, now):
         version = standing.in_force

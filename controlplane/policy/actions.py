@@ -14,12 +14,13 @@ from django.db import connection, transaction
 
 from controlplane.audit.actions import record
 from controlplane.audit.actors import Actor
+from controlplane.contracts.queries import rest_of_ttft_ms
 from controlplane.fleet.models import Agent, Pool, Slot
 from controlplane.policy.compile import compile_source, load_source
 from controlplane.policy.configuration import Configuration, Stamp
 from controlplane.policy.diff import diff, summary
 from controlplane.policy.models import Delivery, PolicyBundle, Revision, Rollout, Wave
-from controlplane.policy.queries import latest_revision, rest_of_ttft_ms
+from controlplane.policy.queries import latest_revision
 from controlplane.policy.validation import Facts, errors, validate
 from controlplane.wakeups.bells import ring
 from controlplane.wire.signing import TIME_TOLERANCE_US, digest_hex

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from datetime import datetime
 
+from controlplane.contracts.queries import rest_of_ttft_ms
 from controlplane.fleet.models import Agent
 from controlplane.policy.compile import compile_source, load_source
 from controlplane.policy.configuration import Configuration
@@ -13,7 +14,6 @@ from controlplane.policy.queries import (
     Progress,
     latest_revision,
     progress,
-    rest_of_ttft_ms,
     rollouts_by_revision,
 )
 from controlplane.policy.validation import Facts, Finding, Rule, Severity, validate

@@ -52,17 +52,6 @@ SELECT agent.id, latest.revision_id, latest.digest
 """
 
 # What remains of the time to first token without the queue, as streamed requests of the last hour had it.
-_REST_OF_TTFT = """
-SELECT pool.slug, percentile_cont(0.5) WITHIN GROUP (ORDER BY sample.rest_us) / 1000.0
-  FROM fleet_pool AS pool
- CROSS JOIN LATERAL (
-       SELECT ttft_us - queue_us AS rest_us
-         FROM usage_record
-        WHERE received_at >= %s AND pool_id = pool.id AND ttft_us >= 0 AND queue_us >= 0
-        LIMIT 2000) AS sample
- GROUP BY pool.slug
-"""
-
 BUNDLES_KEPT = 64
 BUNDLE_AGE_S = 5.0
 _bundles: dict[tuple[int, str], tuple[float, bytes]] = {}
@@ -148,13 +137,6 @@ def signing_keys() -> dict[str, str]:
     """`policy:<kid>`, `live:<kid>`, `nudge:<kid>` -> base64 of the public key, for keys that are not revoked."""
     rows = SigningKey.objects.filter(revoked_at__isnull=True).order_by("use", "kid")
     return {f"{row.use}:{row.kid}": to_text(bytes(row.public_key)) for row in rows}
-
-
-def rest_of_ttft_ms(now: datetime) -> dict[str, float]:
-    """Pool slug -> median milliseconds of the time to first token after the queue, last hour; no traffic, no entry."""
-    with connection.cursor() as cursor:
-        cursor.execute(_REST_OF_TTFT, [now - timedelta(hours=1)])
-        return {slug: float(rest) for slug, rest in cursor.fetchall() if rest is not None}
 
 
 def latest_revision() -> Revision | None:
