@@ -20,7 +20,7 @@ from controlplane.audit.reasons import checked_reason
 from controlplane.budgets.models import Budget, BudgetWindow
 from controlplane.core.money import format_nanos
 from controlplane.core.period import load_zone
-from controlplane.tenants.actions import Stale
+from controlplane.tenants.actions import Stale, only
 from controlplane.tenants.models import Tenant
 
 LIMIT_NANOS_MAX = 2**63 - 1
@@ -38,7 +38,7 @@ def create_budget(
     It counts from the start of its present window; what was spent in it before is not known to it.
     """
     reason = checked_reason(reason)
-    _only(values, (*EDITABLE, *CALENDAR))
+    only(values, (*EDITABLE, *CALENDAR))
     with transaction.atomic():
         tenant = Tenant.objects.select_for_update().get(pk=tenant_id)
         if tenant.state == Tenant.State.ARCHIVED:
@@ -60,7 +60,7 @@ def edit_budget(
     Raises Stale when `version` is not the row's, ValidationError for values that cannot be used.
     """
     reason = checked_reason(reason)
-    _only(changes, (*EDITABLE, *CALENDAR))
+    only(changes, (*EDITABLE, *CALENDAR))
     with transaction.atomic():
         budget = _locked(budget_id, version)
         before = snapshot(budget)
@@ -164,12 +164,6 @@ def _follow(budget: Budget, now: datetime) -> None:
     if budget.hard:
         limit = Greatest(Value(budget.limit_nanos), F("settled_nanos") + F("leased_nanos"))
     BudgetWindow.objects.filter(pk__in=ids).update(limit_nanos=limit, hard=budget.hard)
-
-
-def _only(values: Mapping[str, Any], allowed: tuple[str, ...]) -> None:
-    unknown = sorted(set(values) - set(allowed))
-    if unknown:
-        raise ValidationError(dict.fromkeys(unknown, "This cannot be changed here."))
 
 
 def _record(

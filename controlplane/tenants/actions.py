@@ -55,7 +55,7 @@ def next_live_number() -> int:
 
 def create_tenant(*, slug: str, name: str, actor: Actor, now: datetime, reason: str = "", **values: Any) -> Tenant:
     """A new tenant. `values` are fields of EDITABLE. Raises ValidationError with the fields that cannot be used."""
-    _only_editable(values)
+    only(values, EDITABLE)
     tenant = Tenant(slug=slug.strip(), name=name.strip(), created_at=now, updated_at=now, **values)
     with transaction.atomic():
         _check(tenant)
@@ -82,7 +82,7 @@ def edit_tenant(
 
     Raises Stale when `version` is not the row's, ValidationError for values that cannot be used.
     """
-    _only_editable(changes)
+    only(changes, EDITABLE)
     with transaction.atomic():
         # Parents of all tenants are one graph: whoever changes it takes turns, so that two edits cannot close a ring.
         if "parent_id" in changes:
@@ -202,8 +202,9 @@ def _set_state(
     return tenant
 
 
-def _only_editable(names: Iterable[str]) -> None:
-    unknown = sorted(set(names) - set(EDITABLE))
+def only(names: Iterable[str], allowed: Iterable[str]) -> None:
+    """Refuses names outside `allowed` with a ValidationError by field."""
+    unknown = sorted(set(names) - set(allowed))
     if unknown:
         raise ValidationError(dict.fromkeys(unknown, "This cannot be changed here."))
 

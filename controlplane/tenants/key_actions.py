@@ -15,7 +15,7 @@ from controlplane.audit.actions import changes as changed_fields
 from controlplane.audit.actions import record
 from controlplane.audit.actors import Actor
 from controlplane.audit.reasons import checked_reason
-from controlplane.tenants.actions import Stale, next_live_number
+from controlplane.tenants.actions import Stale, next_live_number, only
 from controlplane.tenants.models import ApiKey, Tenant
 from controlplane.wakeups.bells import ring
 
@@ -53,7 +53,7 @@ def create_key(
     **limits: Any,
 ) -> IssuedKey:
     """A new key of a tenant. `limits`: expires_at, max_concurrency, requests_per_s, tokens_per_minute."""
-    _only_editable(limits)
+    only(limits, EDITABLE)
     prefix = _random(8)
     secret = f"fb_{prefix}_{secrets.token_urlsafe(32)}"
     with transaction.atomic():
@@ -83,7 +83,7 @@ def edit_key(
     *, key_id: int, version: int, changes: Mapping[str, Any], actor: Actor, now: datetime, reason: str = ""
 ) -> ApiKey:
     """Changes fields of EDITABLE; what was spent stays. Raises Stale and ValidationError."""
-    _only_editable(changes)
+    only(changes, EDITABLE)
     with transaction.atomic():
         key, tenant = _locked(key_id, version)
         if key.state == ApiKey.State.REVOKED:
@@ -242,12 +242,6 @@ def _check(key: ApiKey, tenant: Tenant, now: datetime) -> None:
         errors["expires_at"] = "The end lies in the past: choose a later one, or revoke the key."
     if errors:
         raise ValidationError(errors)
-
-
-def _only_editable(values: Mapping[str, Any]) -> None:
-    unknown = sorted(set(values) - set(EDITABLE))
-    if unknown:
-        raise ValidationError(dict.fromkeys(unknown, "This cannot be changed here."))
 
 
 def _random(length: int) -> str:
