@@ -19,7 +19,18 @@ from controlplane.contracts.actions import create_class, create_contract, edit_c
 from controlplane.contracts.models import Contract, WorkloadClass
 from controlplane.core.money import parse_nanos
 from controlplane.demo.plan import write_json
-from controlplane.demo.shape import BIG_MODEL, BIG_POOL, BULK, CHAT, PLACES, SMALL_MODEL, SMALL_POOL, Bounds
+from controlplane.demo.shape import (
+    BIG_MODEL,
+    BIG_POOL,
+    BULK,
+    CHAT,
+    DECODE_US,
+    PLACES,
+    PREFILL_US,
+    SMALL_MODEL,
+    SMALL_POOL,
+    Bounds,
+)
 from controlplane.fleet.actions import add_slots, create_enrolment_token, create_pool
 from controlplane.fleet.models import Agent, Pool, Slot
 from controlplane.ledger import rates
@@ -136,8 +147,8 @@ def _pools(agents: list[tuple[str, str]], now: datetime) -> set[str]:
         "interactive_class": CHAT,
         "batch_class": BULK,
         "size_bounds_gpu_ms": [200, 2_000],
-        "prefill_us_per_token": 70,
-        "decode_us_per_token": 4_100,
+        "prefill_us_per_token": PREFILL_US,
+        "decode_us_per_token": DECODE_US,
         "idle_policy": "usage",
     }
     if BIG_POOL in new:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from controlplane.demo.shape import BIG_POOL, SMALL_POOL, Bounds
+from controlplane.demo.shape import BIG_POOL, DECODE_US, PREFILL_US, SMALL_POOL, Bounds
 from controlplane.embedded.ports import choose_port
 from controlplane.lab.traces import Trace
 
@@ -16,8 +16,6 @@ FIRST_ADMIN_PORT = 9_101
 BIG_SLOTS, SMALL_SLOTS = 8, 2
 INTERACTIVE_SLOTS = 6
 LOAD_TARGET = 0.70
-# Amortised work of the simulated 70B slot at its reference concurrency, as in the pool's policy.
-PREFILL_US, DECODE_US = 70, 4_100
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,8 @@ BIG_POOL, SMALL_POOL = "chat-70b", "chat-8b"
 BIG_MODEL, SMALL_MODEL = "llama-70b", "llama-8b"
 CHAT, BULK = "chat", "bulk"
 PLACES = 8
+# Amortised work of a token on the simulated slots at their reference concurrency.
+PREFILL_US, DECODE_US = 70, 4_100
 
 
 @dataclass(frozen=True, slots=True)
