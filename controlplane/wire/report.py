@@ -5,7 +5,7 @@ Rows are arrays (`array_like`) so that a report of many records stays small. Eve
 GPU time are what was added since the report before it.
 """
 
-from msgspec import Struct, field
+from msgspec import Raw, Struct, field
 
 LAYOUT = 1
 
@@ -266,8 +266,43 @@ class Demand(Struct, array_like=True, frozen=True):
     refused: int
 
 
+class ItemRoom(Struct, array_like=True, frozen=True):
+    """How many more items of a batch class the agent takes, beyond those it holds: what its batch slots can run in the
+    next 60 s. `gpu_us` bounds the same by estimated work; -1: by number only.
+    """
+
+    class_id: int
+    items: int
+    gpu_us: int = -1
+
+
+class ItemDone(Struct, array_like=True, frozen=True):
+    """An attempt at an item ended. The usage records of `request_id` stand in the same report: they are charged only
+    when this result is the first one accepted.
+
+    `outcome` is a code of `core.reasons.Outcome`. `completed` with `status` 200 is the item's result; a `status` from
+    400 to 499 other than 408, 409 and 429 is the engine's verdict on the request and is not tried again;
+    `cancelled_by_drain` and `displaced` hand the item back unrun, which costs no attempt; all else is a failed attempt.
+    `response` is the JSON document that the engine sent, unchanged, or null; `reason` says in words why it failed.
+    """
+
+    job_id: int
+    line: int
+    attempt: int
+    fence: int
+    request_id: str
+    outcome: int
+    status: int
+    response: Raw
+    reason: str = ""
+
+
 class Report(Struct, frozen=True):
-    """One exchange. `revision` and `live_number` acknowledge; `refused_revision` with its reason refuses."""
+    """One exchange. `revision` and `live_number` acknowledge; `refused_revision` with its reason refuses.
+
+    `items_through` is the highest fence of an item that this epoch received, 0 for none: answers list the items after
+    it in the order of their fences, so that a lost answer is made good by the next.
+    """
 
     layout: int
     epoch: int
@@ -288,6 +323,9 @@ class Report(Struct, frozen=True):
     refused_revision: int | None = None
     refused_reason: str = ""
     seal: bool = False
+    item_room: list[ItemRoom] = []
+    items_through: int = 0
+    items_done: list[ItemDone] = []
 
 
 class Grant(Struct, frozen=True):
@@ -345,6 +383,47 @@ class LiveDelta(Struct, frozen=True):
     entries: list[LiveItem]
 
 
+class ItemJob(Struct, frozen=True):
+    """What all items of a job have in common; an answer has one for each job that its `items` name.
+
+    `uuid` is what usage records carry as their job; `key_id` is 0 where no API key submitted it; `endpoint` is the path
+    that the bodies are for, such as /v1/chat/completions; `deadline_us` null is best effort: ordered last.
+    """
+
+    job_id: int
+    uuid: str
+    tenant_id: int
+    key_id: int
+    class_id: int
+    model: str
+    endpoint: str
+    deadline_us: int | None
+    expected_output_tokens: int
+
+
+class Item(Struct, array_like=True, frozen=True):
+    """An item leased to this epoch. `fence` names the lease and grows from one item to the next; `lease_us` counts from
+    the instant the agent sent the report that this answers: what is not done by then is left to others.
+
+    `body` is the JSON document that was submitted, unchanged; `prompt_tokens` the estimate for it.
+    """
+
+    job_id: int
+    line: int
+    attempt: int
+    fence: int
+    lease_us: int
+    prompt_tokens: int
+    body: Raw
+
+
+class ItemsCancelled(Struct, array_like=True, frozen=True):
+    """Items to drop, waiting or running: those of these fences, or all of the job where `fences` is empty."""
+
+    job_id: int
+    fences: list[int] = []
+
+
 class Answer(Struct, frozen=True):
     """What a report is answered with: through which seq of its epoch reports are stored, and all that is in force.
 
@@ -367,6 +446,9 @@ class Answer(Struct, frozen=True):
     quarantined: int = 0
     rotate_key: bool = False
     drain: bool = False
+    item_jobs: list[ItemJob] = []
+    items: list[Item] = []
+    items_cancelled: list[ItemsCancelled] = []
 
 
 class LeaseRequest(Struct, frozen=True):

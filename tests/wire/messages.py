@@ -1,5 +1,7 @@
 """One example of every message between agent and control plane, with every field told apart by its value."""
 
+from msgspec import Raw
+
 from controlplane.wire import policy, report
 
 UUID = "01a227c5-9af1-7369-af9d-034add706e7c"
@@ -40,6 +42,9 @@ REPORT = report.Report(
     refused_revision=7,
     refused_reason="why",
     seal=True,
+    item_room=[report.ItemRoom(1, 2, 3)],
+    items_through=8,
+    items_done=[report.ItemDone(1, 2, 3, 4, UUID, 5, 200, Raw(b'{"id":"cmpl-1"}'), "why")],
 )
 
 LEASE = report.Lease(1, 2, 3, 4)
@@ -62,6 +67,9 @@ ANSWER = report.Answer(
     quarantined=6,
     rotate_key=True,
     drain=True,
+    item_jobs=[report.ItemJob(1, UUID, 2, 3, 4, "llama-70b", "/v1/chat/completions", 5, 6)],
+    items=[report.Item(1, 2, 3, 4, 5, 6, Raw(b'{"model":"llama-70b"}'))],
+    items_cancelled=[report.ItemsCancelled(1, [2, 3])],
 )
 
 DOCUMENT = policy.PolicyDocument(
