@@ -17,10 +17,9 @@ class Step:
     leaver: int = 0
 
 
-arrivals = st.builds(
-    Step, pause_us=st.integers(0, 40), shape=st.sampled_from(["a", "b", "c"]), inputs=st.integers(1, 6)
-)
-departures = st.builds(Step, pause_us=st.integers(0, 40), leaver=st.integers(0, 20))
+pauses = st.one_of(st.just(0), st.integers(0, 5), st.integers(0, 40))
+arrivals = st.builds(Step, pause_us=pauses, shape=st.sampled_from("aaabc"), inputs=st.integers(1, 4))
+departures = st.builds(Step, pause_us=pauses, leaver=st.integers(0, 20))
 stories = st.lists(st.one_of(arrivals, arrivals, arrivals, departures), max_size=60)
 policies = st.builds(BatchPolicy, max_batch_size=st.integers(1, 8), max_wait_us=st.integers(0, 60))
 

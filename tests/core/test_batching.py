@@ -76,6 +76,15 @@ def test_the_last_that_leaves_takes_the_batch_with_it() -> None:
     assert batcher.next_due_us() is None and batcher.due(1_000_000) == []
 
 
+def test_who_leaves_makes_room() -> None:
+    batcher = Batcher(SMALL)
+    for number in (1, 2, 3):
+        batcher.offer(Member(number, "s", 0), 0)
+    batcher.cancel(2)
+    assert batcher.offer(Member(4, "s", 0), 0) == []
+    assert ids(batcher.offer(Member(5, "s", 0), 0)) == [[1, 3, 4, 5]]
+
+
 def test_a_late_joiner_that_is_older_brings_its_own_deadline() -> None:
     batcher = Batcher(SMALL)
     batcher.offer(Member(1, "s", 5_000), 5_000)
