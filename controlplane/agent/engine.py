@@ -22,6 +22,7 @@ from controlplane.agent.flex_agent import FlexBand
 from controlplane.agent.flex_host import EngineFlexHost
 from controlplane.agent.front_desk import FrontDesk
 from controlplane.agent.journal_entries import Closed, Entry, Mark, Opened
+from controlplane.agent.latency_totals import LatencyTotals
 from controlplane.agent.live_figures import Figures
 from controlplane.agent.objectives import MINUTE_US, ObjectiveLedger
 from controlplane.agent.policy_state import LiveList
@@ -60,6 +61,7 @@ class Engine:
         self.objectives = ObjectiveLedger()
         self.leases = LeaseBook()
         self.figures = Figures()
+        self.latencies = LatencyTotals()
         self.desk = FrontDesk(self)
         self.flex = FlexBand(state_dir, EngineFlexHost(self), clock.now_us, boot_us)
         self.scheduler = Scheduler([], [], Isolation.RESERVED)
@@ -317,6 +319,8 @@ class Engine:
             if outcome is not Outcome.COMPLETED and failure is None:
                 attempt.cancel()
             gpu_us = slot.metered.end(attempt.serial, now_us, charged=is_charged(call, outcome))
+            if usage is None and attempt.run is not None:
+                usage = attempt.run.usage_so_far()
         settled = settle(call, outcome, usage, gpu_us)
         self._leave_scheduler(call, settled.usage, gpu_us, now_us)
         if call.reservation is not None:
@@ -377,6 +381,7 @@ class Engine:
         )
         verdicts = self.objectives.closed(call.judges, call.arrived_us, measured(call, outcome, now_us))
         self.note(Closed(row, verdicts))
+        self.latencies.note(row)
         if row.ttft_us >= 0:
             self.figures.of_class(call.klass.policy.id, now_us).ttft.record(row.ttft_us, now_us)
 

@@ -46,8 +46,8 @@ class HttpExchange:
     """One request and its answer (`call.Exchange`)."""
 
     __slots__ = (
-        "asked_class", "bearer", "body", "call", "chunked", "client_request_id", "connection", "done", "job",
-        "keep_alive", "method", "path", "streaming",
+        "accept", "asked_class", "bearer", "body", "call", "chunked", "client_request_id", "connection", "done", "job",
+        "keep_alive", "method", "path", "streaming", "traceparent",
     )  # fmt: skip
 
     def __init__(self, connection: Connection, method: str, path: str) -> None:
@@ -59,6 +59,7 @@ class HttpExchange:
         self.asked_class = ""
         self.job = ""
         self.client_request_id = ""
+        self.traceparent = self.accept = b""
         self.keep_alive = True
         self.chunked = True
         self.streaming = False
@@ -252,6 +253,10 @@ class Connection(asyncio.Protocol):
             exchange.client_request_id = value.decode("latin-1").strip()[:CLIENT_ID_CHARS]
         elif name == b"x-flexband-job":
             exchange.job = value.decode("latin-1").strip()[:JOB_CHARS]
+        elif name == b"traceparent":
+            exchange.traceparent = value
+        elif name == b"accept":
+            exchange.accept = value
         elif name == b"expect":
             self._expects = value.lower() == b"100-continue"
         elif name == b"content-length" and value.isdigit():

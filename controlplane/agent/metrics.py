@@ -1,127 +1,236 @@
-"""Prometheus text of one agent. Names follow OpenTelemetry's GenAI server metrics and vLLM's where they have one."""
+"""Metrics of one agent for Prometheus, named as OpenTelemetry's GenAI server metrics and vLLM's are.
+
+Everything is read when it is asked for. The scraper's `Accept` chooses the format: Prometheus text, OpenMetrics text,
+or OpenMetrics 2.0, whose histograms are native too.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Final
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
 
 from controlplane.agent.engine import Engine
+from controlplane.agent.latency_totals import ClassTotals, Total
+from controlplane.agent.prometheus_histograms import REQUEST_EDGES_S, STAGE_EDGES_S, TOKEN_EDGES_S, TTFT_EDGES_S, family
 from controlplane.agent.spool_store import SpoolStore
 from controlplane.core.histogram import Histogram
 
-QUANTILES = (0.5, 0.95, 0.99)
+QUANTILES: Final = (0.5, 0.95, 0.99)
+OTHER_CLASS: Final = "other"
+"""Label of classes that the policy in force does not have; keeps what clients write out of the labels."""
+
+Samples = Iterable[tuple[Mapping[str, str], float]]
 
 
-def _labels(labels: Mapping[str, str]) -> str:
-    if not labels:
-        return ""
-    inside = ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items())
-    return f"{{{inside}}}"
-
-
-def _escaped(value: str) -> str:
-    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+def render(engine: Engine, store: SpoolStore, accept: str = "") -> tuple[bytes, bytes]:
+    """The /metrics page and its content type."""
+    encode, content_type = choose_encoder(accept)
+    native = "openmetrics" in content_type and "version=2" in content_type
+    return encode(_Page(engine, store, native=native)), content_type.encode()
 
 
 class _Page:
-    def __init__(self) -> None:
-        self.lines: list[str] = []
+    """A collector of everything, made for one scrape."""
 
-    def family(self, name: str, kind: str, text: str, samples: Iterable[tuple[Mapping[str, str], float]]) -> None:
-        self.lines += [f"# HELP {name} {text}", f"# TYPE {name} {kind}"]
-        self.lines += [f"{name}{_labels(labels)} {value:.10g}" for labels, value in samples]
+    def __init__(self, engine: Engine, store: SpoolStore, *, native: bool) -> None:
+        self._engine = engine
+        self._store = store
+        self._native = native
 
-    def quantiles(self, name: str, text: str, by_class: Mapping[str, Histogram]) -> None:
-        """Quantiles of the last minute, upper edges of their buckets; nothing where there is no sample."""
-        samples = [
+    def collect(self) -> Iterator[Metric]:
+        engine = self._engine
+        yield from _requests(engine)
+        yield from _latencies(engine, native=self._native)
+        yield from _queues(engine)
+        yield from _slots(engine)
+        yield from _spool(self._store)
+
+
+def counter(name: str, text: str, samples: Samples) -> Metric:
+    """A counter family; the name ends in `_total`."""
+    made = CounterMetricFamily(name, text)
+    for labels, value in samples:
+        made.add_sample(name, dict(labels), value)
+    return made
+
+
+def gauge(name: str, text: str, samples: Samples) -> Metric:
+    """A gauge family."""
+    made = GaugeMetricFamily(name, text)
+    for labels, value in samples:
+        made.add_sample(name, dict(labels), value)
+    return made
+
+
+def quantiles(name: str, text: str, by_class: Mapping[str, Histogram]) -> Metric:
+    """Quantiles of the last minute, upper edges of their buckets; nothing where there is no sample."""
+    return gauge(
+        name,
+        text,
+        [
             ({"class": slug, "quantile": f"{q:g}"}, edge / 1e6)
             for slug, histogram in by_class.items()
             for q in QUANTILES
             if (edge := histogram.quantile_us(q)) is not None
-        ]
-        self.family(name, "gauge", text, samples)
+        ],
+    )
 
 
-def render(engine: Engine, store: SpoolStore) -> bytes:
-    """The /metrics page."""
-    page = _Page()
-    _requests(page, engine)
-    _queues(page, engine)
-    _slots(page, engine)
-    _spool(page, store)
-    return ("\n".join(page.lines) + "\n").encode()
-
-
-def _requests(page: _Page, engine: Engine) -> None:
-    page.family(
+def _requests(engine: Engine) -> Iterator[Metric]:
+    log = engine.desk.log
+    yield counter(
         "flexband_requests_ended_total",
-        "counter",
         "Admitted requests by how they ended.",
         [({"outcome": outcome.value}, count) for outcome, count in engine.outcomes.items()],
     )
-    page.family("flexband_requests_offered_total", "counter", "Requests with a known key.", [({}, engine.offered)])
-    page.family(
+    yield counter("flexband_requests_offered_total", "Requests with a known key.", [({}, engine.offered)])
+    refused: dict[tuple[str, str], int] = {}
+    names = _class_names(engine)
+    for (class_id, reason), count in log.refused.items():
+        place = names.get(class_id, OTHER_CLASS), reason.value
+        refused[place] = refused.get(place, 0) + count
+    yield counter(
+        "flexband_requests_refused_total",
+        "Requests that admission refused, by class and reason.",
+        [({"class": slug, "reason": reason}, count) for (slug, reason), count in refused.items()],
+    )
+    yield counter(
         "flexband_requests_unknown_key_total",
-        "counter",
         "Requests with a key that is not known, by its first characters.",
-        [({"prefix": prefix}, count) for prefix, count in engine.desk.log.unknown_keys.items()],
+        [({"prefix": prefix}, count) for prefix, count in log.unknown_keys.items()],
     )
-    page.family(
+    yield counter(
         "flexband_samples_dropped_total",
-        "counter",
         "Explained decisions that no report had room for.",
-        [({}, engine.desk.log.samples_dropped)],
+        [({}, log.samples_dropped)],
     )
 
 
-def _queues(page: _Page, engine: Engine) -> None:
+def _class_names(engine: Engine) -> dict[int, str]:
+    return {entry.policy.id: slug for slug, entry in engine.registry.classes.items()}
+
+
+def _latencies(engine: Engine, *, native: bool) -> Iterator[Metric]:
+    names = _class_names(engine)
+    # A class that is gone keeps its number as its name, so that no series of another one jumps.
+    by_class = {names.get(id_, f"class-{id_}"): totals for id_, totals in engine.latencies.by_class().items()}
+
+    def histogram(name: str, text: str, edges_s: tuple[float, ...], of: Callable[[ClassTotals], Total]) -> Metric:
+        return family(name, text, edges_s, {slug: of(totals) for slug, totals in by_class.items()}, native=native)
+
+    yield histogram(
+        "gen_ai_server_request_duration_seconds",
+        "From a request's last byte in to its answer's last byte out.",
+        REQUEST_EDGES_S,
+        lambda totals: totals.e2e,
+    )
+    yield histogram(
+        "gen_ai_server_time_to_first_token_seconds",
+        "From a request's last byte in to the first token handed out; streamed requests only.",
+        TTFT_EDGES_S,
+        lambda totals: totals.ttft,
+    )
+    yield histogram(
+        "gen_ai_server_time_per_output_token_seconds",
+        "Mean time per output token after the first one of a request; streamed requests only.",
+        TOKEN_EDGES_S,
+        lambda totals: totals.tpot,
+    )
+    yield histogram(
+        "flexband_request_admission_time_seconds",
+        "Time that the decision took, with waiting for a lease.",
+        STAGE_EDGES_S,
+        lambda totals: totals.admission,
+    )
+    yield histogram(
+        "flexband_request_queue_time_seconds",
+        "Time in the queue.",
+        STAGE_EDGES_S,
+        lambda totals: totals.queue,
+    )
+    yield histogram(
+        "flexband_request_inference_time_seconds",
+        "Time at the backend, prefill and decode.",
+        REQUEST_EDGES_S,
+        lambda totals: totals.inference,
+    )
+    yield histogram(
+        "flexband_request_prefill_time_seconds",
+        "Time from prefill's start to the first token; streamed requests only.",
+        STAGE_EDGES_S,
+        lambda totals: totals.prefill,
+    )
+    yield histogram(
+        "flexband_request_decode_time_seconds",
+        "Time from the first token to the last; streamed requests only.",
+        REQUEST_EDGES_S,
+        lambda totals: totals.decode,
+    )
+    yield counter(
+        "flexband_prompt_tokens_total",
+        "Prompt tokens of ended requests, cached ones among them.",
+        [({"class": slug}, totals.prompt_tokens) for slug, totals in by_class.items()],
+    )
+    yield counter(
+        "flexband_cached_tokens_total",
+        "Prompt tokens of ended requests that the backend had in its cache.",
+        [({"class": slug}, totals.cached_tokens) for slug, totals in by_class.items()],
+    )
+    yield counter(
+        "flexband_generation_tokens_total",
+        "Output tokens of ended requests.",
+        [({"class": slug}, totals.output_tokens) for slug, totals in by_class.items()],
+    )
+
+
+def _queues(engine: Engine) -> Iterator[Metric]:
     now_us = engine.clock.now_us()
     queues = {queue.spec.slug: queue for queue in engine.scheduler.classes}
-    page.family(
+    yield gauge(
         "flexband_num_requests_waiting",
-        "gauge",
         "Requests in the queue.",
-        [({"class": s}, q.queued) for s, q in queues.items()],
+        [({"class": slug}, queue.queued) for slug, queue in queues.items()],
     )
-    page.family(
+    yield gauge(
         "flexband_num_requests_running",
-        "gauge",
         "Requests that run.",
-        [({"class": s}, q.running) for s, q in queues.items()],
+        [({"class": slug}, queue.running) for slug, queue in queues.items()],
     )
     waits, ttfts = {}, {}
     for slug in queues:
         figures = engine.figures.of_class(engine.class_id(slug), now_us)
         waits[slug], ttfts[slug] = figures.wait.snapshot(now_us), figures.ttft.snapshot(now_us)
-    page.quantiles("flexband_request_queue_time_seconds", "Time in the queue, last 60 s.", waits)
-    page.quantiles("gen_ai_server_time_to_first_token_seconds", "Time to first token, last 60 s.", ttfts)
+    yield quantiles("flexband_recent_queue_time_seconds", "Time in the queue, last 60 s.", waits)
+    yield quantiles("flexband_recent_time_to_first_token_seconds", "Time to first token, last 60 s.", ttfts)
 
 
-def _slots(page: _Page, engine: Engine) -> None:
-    page.family(
+def _slots(engine: Engine) -> Iterator[Metric]:
+    yield counter(
         "flexband_slot_busy_seconds_total",
-        "counter",
         "Time in which something ran on the slot.",
         [({"slot": name}, slot.metered.meter.busy_us / 1e6) for name, slot in engine.slots.items()],
     )
-    page.family(
-        "flexband_slot_lent", "gauge", "1 while batch may start on a flex slot.",
+    yield gauge(
+        "flexband_slot_lent",
+        "1 while batch may start on a flex slot.",
         [({"slot": name}, float(slot.state == "lent")) for name, slot in engine.flex.slots.items()],
-    )  # fmt: skip
-    page.family("flexband_policy_revision", "gauge", "Revision in force.", [({}, engine.revision)])
+    )
+    yield gauge("flexband_policy_revision", "Revision in force.", [({}, engine.revision)])
 
 
-def _spool(page: _Page, store: SpoolStore) -> None:
-    page.family(
+def _spool(store: SpoolStore) -> Iterator[Metric]:
+    yield counter(
         "flexband_usage_records_total",
-        "counter",
         "Usage records that the control plane has taken from this process.",
         [({}, store.records_accepted)],
     )
-    page.family(
+    yield gauge(
         "flexband_usage_records_unreported",
-        "gauge",
         "Closed usage records that the control plane has not taken yet.",
         [({}, store.records_unreported)],
     )
-    page.family("flexband_spool_bytes", "gauge", "Size of the spool.", [({}, store.size_bytes())])
-    page.family("flexband_spool_reports_waiting", "gauge", "Reports not accepted.", [({}, store.unaccepted_reports)])
+    yield gauge("flexband_spool_bytes", "Size of the spool.", [({}, store.size_bytes())])
+    yield gauge("flexband_spool_reports_waiting", "Reports not accepted.", [({}, store.unaccepted_reports)])

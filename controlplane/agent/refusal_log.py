@@ -40,10 +40,13 @@ class RefusalLog:
         """Refusals of unknown keys by visible prefix, since the start."""
         self.samples_dropped = 0
         """Explanations that no report had room for, since the start."""
+        self.refused: dict[tuple[int, Reason], int] = {}
+        """By class id and reason, since the start."""
 
     def count(self, tenant_id: int, class_id: int, reason: Reason, now_us: int) -> None:
         key = now_us - now_us % MINUTE_US, tenant_id, class_id, reason.code
         self._counts[key] = self._counts.get(key, 0) + 1
+        self.refused[class_id, reason] = self.refused.get((class_id, reason), 0) + 1
 
     def recover(self, tenant_id: int, class_id: int, reason_code: int, at_us: int) -> None:
         """A refusal that a process before counted and did not report."""

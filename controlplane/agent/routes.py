@@ -13,7 +13,6 @@ from controlplane.agent.health import ControlState, health_details
 from controlplane.agent.metrics import render
 from controlplane.agent.spool_store import SpoolStore
 
-PROMETHEUS = b"text/plain; version=0.0.4; charset=utf-8"
 _encode = msgspec.json.Encoder().encode
 
 
@@ -70,7 +69,8 @@ class AdminRoutes:
         if exchange.method not in ("GET", "HEAD"):
             _wrong_method(exchange, "GET")
         elif exchange.path == "/metrics":
-            exchange.respond(200, render(self._engine, self._store), content_type=PROMETHEUS)
+            page, content_type = render(self._engine, self._store, exchange.accept.decode("latin-1"))
+            exchange.respond(200, page, content_type=content_type)
         elif exchange.path == "/healthz":
             exchange.respond(200, _encode(health_details(self._engine, self._store, self._control)))
         else:

@@ -121,10 +121,10 @@ def test_metrics_stand_with_type_and_labels():
     families = set(re.findall(r'"((?:flexband|gen_ai)_[a-z_]+)"', source))
     table = rows("agent.md", "metric")
     assert {row[0] for row in table} == families
-    kinds = dict(re.findall(r'family\(\s*"([a-z_]+)",\s*"(counter|gauge)"', source))
+    kinds = {name: kind for kind, name in re.findall(r'(counter|gauge|histogram|quantiles)\(\s*"([a-z_]+)"', source)}
     for name, kind, labels, _ in table:
-        assert kind == kinds.get(name, "gauge"), name
-        assert ("`quantile`" in labels) == (f'quantiles("{name}"' in source), name
+        assert kind == kinds[name].replace("quantiles", "gauge"), name
+        assert ("`quantile`" in labels) == (kinds[name] == "quantiles"), name
 
 
 def test_options_and_files_of_the_agent_are_told():

@@ -1,0 +1,91 @@
+"""How long requests took since the start, by class and stage: what histograms of /metrics are made of.
+
+A closed record is only put aside on a request's way; it is counted when somebody looks, or when enough of them wait.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from controlplane.core.histogram import Histogram, bucket_index
+from controlplane.wire.report import FLAG_STREAMED, UsageRow
+
+WAITING_MAX: Final = 4_096
+"""Records that may wait to be counted."""
+
+
+class Total:
+    """A histogram over microseconds and the exact sum of its samples."""
+
+    __slots__ = ("_counts", "sum_us")
+
+    def __init__(self) -> None:
+        self._counts: dict[int, int] = {}
+        self.sum_us = 0
+
+    def record(self, us: int) -> None:
+        counts, index = self._counts, bucket_index(us)
+        counts[index] = counts.get(index, 0) + 1
+        self.sum_us += us
+
+    @property
+    def histogram(self) -> Histogram:
+        return Histogram(self._counts.items())
+
+
+class ClassTotals:
+    """Everything that ended in one class since the start."""
+
+    __slots__ = (
+        "admission", "cached_tokens", "decode", "e2e", "inference", "output_tokens", "prefill", "prompt_tokens",
+        "queue", "tpot", "ttft",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.admission, self.queue, self.inference = Total(), Total(), Total()
+        self.prefill, self.decode = Total(), Total()
+        self.ttft, self.tpot, self.e2e = Total(), Total(), Total()
+        self.prompt_tokens = self.cached_tokens = self.output_tokens = 0
+
+    def take(self, row: UsageRow) -> None:
+        """Count one closed record. A stage that was not reached is no sample; nor is a TTFT that was not streamed."""
+        self.e2e.record(max(0, row.ended_us - row.arrived_us))
+        self.admission.record(row.admission_us)
+        self.queue.record(row.queue_us)
+        self.prompt_tokens += row.prompt_tokens
+        self.cached_tokens += row.cached_tokens
+        self.output_tokens += row.output_tokens
+        if row.slot_id < 0:
+            return
+        self.inference.record(row.prefill_us + row.decode_us)
+        if not row.flags & FLAG_STREAMED or row.ttft_us < 0:
+            return
+        self.ttft.record(row.ttft_us)
+        self.prefill.record(row.prefill_us)
+        self.decode.record(row.decode_us)
+        if row.output_tokens > 1:
+            self.tpot.record(row.decode_us // (row.output_tokens - 1))
+
+
+class LatencyTotals:
+    """Totals of all classes that were ever served by this process, by class id: policy bounds how many there are."""
+
+    def __init__(self) -> None:
+        self._waiting: list[UsageRow] = []
+        self._classes: dict[int, ClassTotals] = {}
+
+    def note(self, row: UsageRow) -> None:
+        """A record was closed."""
+        self._waiting.append(row)
+        if len(self._waiting) >= WAITING_MAX:
+            self.by_class()
+
+    def by_class(self) -> dict[int, ClassTotals]:
+        """Totals up to now."""
+        waiting, self._waiting = self._waiting, []
+        for row in waiting:
+            totals = self._classes.get(row.class_id)
+            if totals is None:
+                totals = self._classes[row.class_id] = ClassTotals()
+            totals.take(row)
+        return self._classes
