@@ -29,12 +29,14 @@ ENOUGH_REQUESTS = 4
 
 @dataclass(frozen=True, slots=True)
 class Asking:
-    """An agent that needs money for a tenant: `need_nanos` is the upper bound of one request."""
+    """An agent that needs money for a tenant: `need_nanos` is the upper bound of one request, `waiting_nanos` the sum
+    of the bounds of all that wait."""
 
     agent_id: int
     epoch: int
     tenant_id: int
     need_nanos: int
+    waiting_nanos: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,8 @@ def acquire(cursor: SqlCursor, asking: Asking, now: datetime, *, unless_held: bo
     """Takes a lease out of every hard window of the tenant and its ancestors, or names the window that blocks.
 
     An agent has at most OPEN_MAX leases for a tenant that it can still use for RENEW_BEFORE: beyond these the newest is
-    raised. With `unless_held` nothing is taken while it holds ENOUGH_REQUESTS times the need, unspent and unreserved.
+    raised. With `unless_held` nothing is taken while it holds what waits and ENOUGH_REQUESTS times the need, unspent
+    and unreserved.
 
     Must run in a transaction: the agent's leases for the tenant, then the windows, are locked in id order until it
     ends.
@@ -66,13 +69,15 @@ def acquire(cursor: SqlCursor, asking: Asking, now: datetime, *, unless_held: bo
     )
     held = _held(cursor, asking, windows, now)
     enough = next((row for row in held if row.free_nanos >= asking.need_nanos), None) if unless_held else None
-    if enough is not None and sum(row.free_nanos for row in held) >= ENOUGH_REQUESTS * max(1, asking.need_nanos):
+    wanted = max(ENOUGH_REQUESTS * max(1, asking.need_nanos), asking.waiting_nanos)
+    if enough is not None and sum(row.free_nanos for row in held) >= wanted:
         return Granted(enough.lease, None)
     size = lease_size(
-        [_as_core(window) for window in windows],
+        [as_core(window) for window in windows],
         active_agents=_active_agents(cursor, asking, now),
         recent_spend_nanos=_recent_spend(cursor, asking, now),
         max_request_nanos=max(1, asking.need_nanos),
+        waiting_nanos=asking.waiting_nanos,
     )
     if size.blocked_by is not None:
         blocked = size.blocked_by
@@ -108,7 +113,8 @@ def _held(cursor: SqlCursor, asking: Asking, windows: Sequence[WindowRow], now: 
         """
         SELECT l.id, l.amount_nanos, l.expires_at, l.amount_nanos - l.spent_nanos - l.reserved_nanos
         FROM budgets_lease l
-        WHERE l.agent_id = %s AND l.epoch = %s AND l.tenant_id = %s AND l.state = 'open' AND l.expires_at >= %s
+        WHERE l.agent_id = %s AND l.epoch = %s AND l.tenant_id = %s AND l.state = 'open' AND NOT l.outage
+          AND l.expires_at >= %s
           AND ARRAY(SELECT w.window_id FROM budgets_leasewindow w WHERE w.lease_id = l.id ORDER BY w.window_id)
               = %s::bigint[]
         ORDER BY l.id
@@ -130,18 +136,20 @@ def _raise(cursor: SqlCursor, lease: Lease, asking: Asking, amount_nanos: int, w
     )
     row = cursor.fetchone()
     assert row is not None
-    _take(cursor, amount_nanos, windows)
+    take(cursor, amount_nanos, windows)
     return Lease(lease.lease_id, lease.tenant_id, row[0], lease.expires_us)
 
 
-def _take(cursor: SqlCursor, amount_nanos: int, windows: Sequence[WindowRow]) -> None:
+def take(cursor: SqlCursor, amount_nanos: int, windows: Sequence[WindowRow]) -> None:
+    """Counts money as leased in locked windows; the database refuses it where a hard limit would not hold."""
     cursor.execute(
         "UPDATE budgets_budgetwindow SET leased_nanos = leased_nanos + %s WHERE id = ANY(%s)",
         (amount_nanos, [window.id for window in windows]),
     )
 
 
-def _as_core(window: WindowRow) -> BudgetWindow:
+def as_core(window: WindowRow) -> BudgetWindow:
+    """The window as decisions look at it."""
     return BudgetWindow(
         level=window.budget.level,
         window=f"{window.budget.name} ({window.budget.period} from {format_utc(window.starts_at)})",
@@ -167,7 +175,7 @@ def _recent_spend(cursor: SqlCursor, asking: Asking, now: datetime) -> int:
     cursor.execute(
         """
         SELECT coalesce(sum(spent_nanos + reserved_nanos), 0), min(granted_at) FROM budgets_lease
-        WHERE agent_id = %s AND epoch = %s AND tenant_id = %s AND granted_at > %s
+        WHERE agent_id = %s AND epoch = %s AND tenant_id = %s AND granted_at > %s AND NOT outage
         """,
         (asking.agent_id, asking.epoch, asking.tenant_id, now - LEASE_LIFE),
     )
@@ -180,13 +188,28 @@ def _recent_spend(cursor: SqlCursor, asking: Asking, now: datetime) -> int:
 
 def _insert(cursor: SqlCursor, asking: Asking, amount_nanos: int, windows: Sequence[WindowRow], now: datetime) -> Lease:
     expires_at = until_end(windows, now + LEASE_LIFE)
+    lease_id = insert_lease(cursor, asking, amount_nanos, windows, now, expires_at)
+    return Lease(lease_id, asking.tenant_id, amount_nanos, to_us(expires_at))
+
+
+def insert_lease(
+    cursor: SqlCursor,
+    asking: Asking,
+    amount_nanos: int,
+    windows: Sequence[WindowRow],
+    now: datetime,
+    expires_at: datetime,
+    *,
+    outage: bool = False,
+) -> int:
+    """Writes a lease that is taken out of locked windows; returns its id."""
     cursor.execute(
         """
         INSERT INTO budgets_lease (agent_id, epoch, tenant_id, amount_nanos, spent_nanos, reserved_nanos, need_nanos,
-                                   state, granted_at, expires_at)
-        VALUES (%s, %s, %s, %s, 0, 0, %s, 'open', %s, %s) RETURNING id
+                                   outage, state, granted_at, expires_at)
+        VALUES (%s, %s, %s, %s, 0, 0, %s, %s, 'open', %s, %s) RETURNING id
         """,
-        (asking.agent_id, asking.epoch, asking.tenant_id, amount_nanos, asking.need_nanos, now, expires_at),
+        (asking.agent_id, asking.epoch, asking.tenant_id, amount_nanos, asking.need_nanos, outage, now, expires_at),
     )
     row = cursor.fetchone()
     assert row is not None
@@ -194,8 +217,8 @@ def _insert(cursor: SqlCursor, asking: Asking, amount_nanos: int, windows: Seque
     cursor.execute(
         "INSERT INTO budgets_leasewindow (lease_id, window_id) SELECT %s, unnest(%s::bigint[])", (row[0], window_ids)
     )
-    _take(cursor, amount_nanos, windows)
-    return Lease(row[0], asking.tenant_id, amount_nanos, to_us(expires_at))
+    take(cursor, amount_nanos, windows)
+    return int(row[0])
 
 
 def open_leases(cursor: SqlCursor, agents: Iterable[tuple[int, int]]) -> dict[int, list[Lease]]:
@@ -203,7 +226,7 @@ def open_leases(cursor: SqlCursor, agents: Iterable[tuple[int, int]]) -> dict[in
     pairs = sorted(set(agents))
     cursor.execute(
         """
-        SELECT l.agent_id, l.id, l.tenant_id, l.amount_nanos, l.expires_at
+        SELECT l.agent_id, l.id, l.tenant_id, l.amount_nanos, l.expires_at, l.outage
         FROM budgets_lease l
         JOIN unnest(%s::int[], %s::int[]) AS a (agent_id, epoch) ON l.agent_id = a.agent_id AND l.epoch = a.epoch
         WHERE l.state = 'open' ORDER BY l.id
@@ -211,8 +234,8 @@ def open_leases(cursor: SqlCursor, agents: Iterable[tuple[int, int]]) -> dict[in
         ([agent_id for agent_id, _ in pairs], [epoch for _, epoch in pairs]),
     )
     found: dict[int, list[Lease]] = defaultdict(list)
-    for agent_id, lease_id, tenant_id, amount_nanos, expires_at in cursor.fetchall():
-        found[agent_id].append(Lease(lease_id, tenant_id, amount_nanos, to_us(expires_at)))
+    for agent_id, lease_id, tenant_id, amount_nanos, expires_at, outage in cursor.fetchall():
+        found[agent_id].append(Lease(lease_id, tenant_id, amount_nanos, to_us(expires_at), outage))
     return found
 
 
@@ -227,7 +250,7 @@ def running_low(cursor: SqlCursor, agents: Iterable[tuple[int, int]], now: datet
         SELECT l.agent_id, l.epoch, l.tenant_id, max(l.need_nanos)
         FROM budgets_lease l
         JOIN unnest(%s::int[], %s::int[]) AS a (agent_id, epoch) ON l.agent_id = a.agent_id AND l.epoch = a.epoch
-        WHERE l.state = 'open'
+        WHERE l.state = 'open' AND NOT l.outage
         GROUP BY l.agent_id, l.epoch, l.tenant_id
         HAVING sum(l.spent_nanos + l.reserved_nanos) > 0
            AND 2 * coalesce(sum(l.amount_nanos - l.spent_nanos - l.reserved_nanos) FILTER (WHERE l.expires_at > %s), 0)

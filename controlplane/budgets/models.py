@@ -69,7 +69,7 @@ class Lease(models.Model):
     """Money an agent may spend for a tenant without asking. Counted until settled, sealed or written off.
 
     `reserved_nanos` is what running requests held when the agent last said so; `need_nanos` the upper bound of the
-    request that asked for the lease.
+    request that asked for the lease. `outage`: a slice for the time in which the control plane cannot be asked.
     """
 
     class State(models.TextChoices):
@@ -84,6 +84,7 @@ class Lease(models.Model):
     spent_nanos = models.BigIntegerField(default=0)
     reserved_nanos = models.BigIntegerField(default=0)
     need_nanos = models.BigIntegerField(default=0)
+    outage = models.BooleanField(default=False, db_default=False)
     state = models.CharField(max_length=6, choices=State.choices, default=State.OPEN)
     granted_at = models.DateTimeField()
     expires_at = models.DateTimeField()

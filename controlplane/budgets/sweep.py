@@ -10,6 +10,7 @@ from django.db import connection, transaction
 
 from controlplane.budgets.leases import close_epochs
 from controlplane.budgets.models import Budget
+from controlplane.budgets.outage import keep_outage_slices
 from controlplane.budgets.windows import BudgetRow, WindowRow, windows_at
 
 BATCH = 500
@@ -22,10 +23,12 @@ class Swept:
     windows: int
     epochs_closed: int
     thresholds: int
+    slices: int
 
 
 def sweep(now: datetime) -> Swept:
-    """Makes the present window of every budget, follows changed limits, closes what is sealed, notes thresholds.
+    """Makes the present window of every budget, follows changed limits, closes what is sealed, notes thresholds,
+    keeps outage slices.
 
     Safe to run any number of times. A lease whose agent is silent is left alone: it may be spent without our knowing,
     so it stays counted until its epoch is sealed.
@@ -37,7 +40,7 @@ def sweep(now: datetime) -> Swept:
             rows = windows_at(cursor, [(budget, now) for budget in budgets[start : start + BATCH]], lock=True)
             windows += len(rows)
             thresholds += _note_thresholds(list(rows.values()))
-    return Swept(windows, _close_sealed(now), thresholds)
+    return Swept(windows, _close_sealed(now), thresholds, keep_outage_slices(now))
 
 
 def _budgets() -> list[BudgetRow]:

@@ -196,6 +196,8 @@ SPOOL_AGE_LIMIT_S = 14 * 86_400
 REPORT_BODY_LIMIT_BYTES = 8 * 1024 * 1024
 # Where agents listen for nudges (a broker user that reaches nothing else); empty: reports alone converge.
 AGENT_BROKER_URL = env.str("FLEXBAND_AGENT_BROKER_URL", default="")
+# How much of a hard budget's limit all agents together hold in advance for tenants whose outage posture is open.
+OUTAGE_SLICE_PERCENT = env.int("FLEXBAND_OUTAGE_SLICE_PERCENT", default=5)
 # Whether an enrolled agent waits for an admin's approval before it may say hello.
 AGENT_APPROVAL = env.bool("FLEXBAND_AGENT_APPROVAL", default=False)
 

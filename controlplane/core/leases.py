@@ -44,25 +44,46 @@ class LeaseSize:
 
 
 def lease_size(
-    windows: Sequence[BudgetWindow], *, active_agents: int, recent_spend_nanos: int, max_request_nanos: int
+    windows: Sequence[BudgetWindow],
+    *,
+    active_agents: int,
+    recent_spend_nanos: int,
+    max_request_nanos: int,
+    waiting_nanos: int = 0,
 ) -> LeaseSize:
     """How much to lease to one agent for one tenant.
 
     The least over the windows of remaining / (2 x active agents), brought down to `recent_spend_nanos` (what this
-    agent spent for the tenant in the last 60 s), then up to one `max_request_nanos`, then down to what is left. Under
-    one max request nothing is granted and the blocking window is named: the one with the least left, the first of
-    those. Raises ValueError without windows: a tenant without a hard budget needs no lease.
+    agent spent for the tenant in the last 60 s) or, where that is more, to `waiting_nanos` (the bounds of the requests
+    that wait for this lease), then up to one `max_request_nanos`, then down to what is left. Under one max request
+    nothing is granted and the blocking window is named: the one with the least left, the first of those. Raises
+    ValueError without windows: a tenant without a hard budget needs no lease.
     """
     if not windows:
         raise ValueError("no hard budget window: a tenant without one needs no lease")
-    if max_request_nanos < 0 or recent_spend_nanos < 0:
+    if max_request_nanos < 0 or recent_spend_nanos < 0 or waiting_nanos < 0:
         raise ValueError("amounts cannot be negative")
     tightest = min(windows, key=lambda window: window.remaining_nanos)
     left = tightest.remaining_nanos
     if left < max_request_nanos or left == 0:
         return LeaseSize(0, Reason.BUDGET_EXHAUSTED, tightest)
-    amount = min(left // (2 * max(1, active_agents)), recent_spend_nanos)
+    amount = min(left // (2 * max(1, active_agents)), max(recent_spend_nanos, waiting_nanos))
     return LeaseSize(min(max(amount, max_request_nanos), left))
+
+
+def outage_slice_nanos(windows: Sequence[BudgetWindow], *, agents: int, percent: int) -> int:
+    """What one agent holds in advance for a tenant that goes on while the control plane is away.
+
+    All agents together hold at most `percent` of the tightest limit: each gets an equal part of it, never more than an
+    equal part of half of what is left, so that slices do not keep requests from ordinary leases. 0 is no slice.
+    Raises ValueError without windows, for no agent, or a percentage outside 0 to 100.
+    """
+    if not windows or agents < 1 or not 0 <= percent <= 100:
+        raise ValueError("a slice needs a window, an agent and a percentage from 0 to 100")
+    return min(
+        min(window.limit_nanos * percent // (100 * agents), window.remaining_nanos // (2 * agents))
+        for window in windows
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -339,12 +339,17 @@ class Grant(Struct, frozen=True):
 
 
 class Lease(Struct, frozen=True):
-    """An open lease in full; `expires_us` ends its use, not its accounting."""
+    """An open lease in full; `expires_us` ends its use, not its accounting.
+
+    `outage`: a slice leased in advance, for a tenant whose outage posture is open; it is spent only while neither the
+    control plane answers nor another lease is there. An agent that does not know the field spends it like any lease.
+    """
 
     lease_id: int
     tenant_id: int
     amount_nanos: int
     expires_us: int
+    outage: bool = False
 
 
 class Exhausted(Struct, frozen=True):
@@ -452,11 +457,15 @@ class Answer(Struct, frozen=True):
 
 
 class LeaseRequest(Struct, frozen=True):
-    """Asks between reports: the tenant and the least that would let the waiting request pass."""
+    """Asks between reports: the tenant and the least that would let the largest waiting request pass.
+
+    `waiting_nanos` is the sum of the bounds of all that wait for this lease.
+    """
 
     tenant_id: int
     need_nanos: int
     spends: list[LeaseSpend] = []
+    waiting_nanos: int = 0
 
 
 class LeaseAnswer(Struct, frozen=True):

@@ -9,8 +9,18 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from controlplane.budgets.leases import OPEN_MAX, RENEW_BEFORE, Asking, SpendReport, acquire, close_epochs, settle
+from controlplane.budgets.leases import (
+    OPEN_MAX,
+    RENEW_BEFORE,
+    Asking,
+    SpendReport,
+    acquire,
+    close_epochs,
+    open_leases,
+    settle,
+)
 from controlplane.budgets.models import Budget, BudgetWindow, Lease, LeaseWindow
+from controlplane.budgets.outage import Holder, keep_slices
 from controlplane.core.period import to_us
 from controlplane.exchange.database import connection
 from controlplane.wire.report import LeaseSpend
@@ -38,9 +48,14 @@ class LeaseMachine(RuleBasedStateMachine):
         self.held: dict[int, dict] = {}
         self.spent = 0
 
-    @rule(agent=st.integers(1, 3), need=st.one_of(st.integers(1, 700), st.integers(1, 20)), again=st.booleans())
-    def ask(self, agent, need, again):
-        asking = Asking(agent, 1, self.budget.child.pk, need)
+    @rule(
+        agent=st.integers(1, 3),
+        need=st.one_of(st.integers(1, 700), st.integers(1, 20)),
+        waiting=st.sampled_from([0, 0, 90, 2_000]),
+        again=st.booleans(),
+    )
+    def ask(self, agent, need, waiting, again):
+        asking = Asking(agent, 1, self.budget.child.pk, need, waiting)
         with connection() as held, held.transaction(), held.cursor() as cursor:
             granted = acquire(cursor, asking, self.now, unless_held=again)
         assert (granted.lease is None) != (granted.exhausted is None)
@@ -49,6 +64,19 @@ class LeaseMachine(RuleBasedStateMachine):
             # a lease that was raised goes on with what was spent of it
             one = self.held.setdefault(granted.lease.lease_id, {"agent": agent, "spent": 0})
             one["lease"] = granted.lease
+
+    @rule(agents=st.lists(st.integers(1, 3), min_size=1, unique=True), percent=st.sampled_from([0, 5, 60, 100]))
+    def keep_slices_for_outages(self, agents, percent):
+        holders = [Holder(agent, 1) for agent in agents]
+        with connection() as held, held.transaction(), held.cursor() as cursor:
+            keep_slices(cursor, self.budget.child.pk, holders, self.now, percent=percent)
+            for agent, leases in open_leases(cursor, [(agent, 1) for agent in agents]).items():
+                for lease in leases:
+                    if lease.outage:
+                        self.held.setdefault(lease.lease_id, {"agent": agent, "spent": 0})["lease"] = lease
+        for row in BudgetWindow.objects.filter(starts_at__lte=self.now, ends_at__gt=self.now):
+            out = Lease.objects.filter(windows__window=row, outage=True, state="open")
+            assert sum(lease.amount_nanos - lease.spent_nanos for lease in out) <= row.limit_nanos
 
     @precondition(lambda self: self.held)
     @rule(data=st.data(), share=st.floats(0, 1), reserved=st.sampled_from([0, 0, 5]), repeats=st.integers(1, 2))
@@ -88,7 +116,7 @@ class LeaseMachine(RuleBasedStateMachine):
 
     @invariant()
     def nobody_has_more_leases_than_it_can_use(self):
-        lasting = Lease.objects.filter(state="open", expires_at__gt=self.now + RENEW_BEFORE)
+        lasting = Lease.objects.filter(state="open", outage=False, expires_at__gt=self.now + RENEW_BEFORE)
         for agent in (1, 2, 3):
             assert lasting.filter(agent_id=agent).count() <= OPEN_MAX
 

@@ -47,7 +47,7 @@ REPORT = report.Report(
     items_done=[report.ItemDone(1, 2, 3, 4, UUID, 5, 200, Raw(b'{"id":"cmpl-1"}'), "why")],
 )
 
-LEASE = report.Lease(1, 2, 3, 4)
+LEASE = report.Lease(1, 2, 3, 4, True)
 EXHAUSTED = report.Exhausted(1, "acme monthly", 2)
 LIVE_ITEM = report.LiveItem(1, "Ym9keQ==", "kid", "c2ln")
 
@@ -105,7 +105,7 @@ MESSAGES = {
     "helloed": report.Helloed(3, 1, "chat-70b", UUID, {"live:kid": "a2V5"}, {"2": 17}, 1000, 4, "redis://broker"),
     "report": REPORT,
     "answer": ANSWER,
-    "lease_request": report.LeaseRequest(1, 2, [report.LeaseSpend(3, 4, 5)]),
+    "lease_request": report.LeaseRequest(1, 2, [report.LeaseSpend(3, 4, 5)], 6),
     "lease_answer": report.LeaseAnswer([LEASE], [EXHAUSTED]),
     "problem": report.Problem("about:blank", "Conflict", 409, "expected", "Report 4 comes next.", 4),
     "policy_document": DOCUMENT,
