@@ -16,7 +16,9 @@ def answer_client(call: Call, outcome: Outcome, body: bytes, failure: Failure | 
     if outcome is Outcome.CANCELLED_BY_CLIENT:
         return
     if call.head_sent:
-        exchange.write(body if outcome is Outcome.COMPLETED else error_event(outcome))
+        told = failure is not None and failure.told
+        rest = body if failure is None else failure.body
+        exchange.write(rest if told or outcome is Outcome.COMPLETED else error_event(outcome))
         exchange.end_stream(close=outcome is not Outcome.COMPLETED)
     elif outcome is Outcome.COMPLETED:
         if call.stream:
@@ -26,7 +28,15 @@ def answer_client(call: Call, outcome: Outcome, body: bytes, failure: Failure | 
         else:
             exchange.respond(200, body, call_headers(call))
     elif failure is not None and 400 <= failure.status < 500 and failure.body:
-        exchange.respond(failure.status, failure.body, call_headers(call), failure.content_type)
+        exchange.respond(failure.status, failure.body, call_headers(call) + _retry_after(failure), failure.content_type)
     else:
         refusal = refusal_answer(outcome, None, "" if failure is None else failure.detail)
-        exchange.respond(refusal.status, refusal.body, call_headers(call) + refusal.headers)
+        headers = call_headers(call) + refusal.headers
+        if failure is not None and b"retry-after:" not in headers:
+            headers += _retry_after(failure)
+        exchange.respond(refusal.status, refusal.body, headers)
+
+
+def _retry_after(failure: Failure) -> bytes:
+    """The upstream's own word on when to come again."""
+    return b"retry-after: %b\r\n" % failure.retry_after if failure.retry_after else b""

@@ -40,7 +40,9 @@ class TokenUsage:
 class Failure:
     """Why an attempt failed. `status` and `body` are the upstream's own answer where it gave one (4xx passes as it is).
 
-    `retryable` says that nothing of it can have had an effect that a second attempt would double.
+    `retryable` says that nothing of it can have had an effect that a second attempt would double. `retry_after` is the
+    value of the upstream's header of that name. `told`: the client has the upstream's own error inside its stream, and
+    `body` is the rest of that stream.
     """
 
     detail: str
@@ -48,6 +50,8 @@ class Failure:
     status: int = 502
     body: bytes = b""
     content_type: bytes = b"application/json"
+    retry_after: bytes = b""
+    told: bool = False
 
 
 class Sink(Protocol):
@@ -77,6 +81,9 @@ class Run(Protocol):
 
     def resume(self) -> None:
         """The client reads again."""
+
+    def usage_so_far(self) -> TokenUsage | None:
+        """What the server itself has counted up to now, for a request that ends early; None where it told nothing."""
 
 
 class Backend(Protocol):

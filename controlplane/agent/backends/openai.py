@@ -8,6 +8,7 @@ servers learn that nobody waits any more.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import deque
 from typing import Final, cast
 from urllib.parse import urlsplit
@@ -16,13 +17,20 @@ import httptools
 
 from controlplane.agent.api_body import body_for_upstream
 from controlplane.agent.backends.base import BackendRequest, Failure, Sink, TokenUsage
-from controlplane.agent.backends.sse import EventStream, usage_of
+from controlplane.agent.backends.sse import EventStream
+from controlplane.agent.backends.usage_reading import envelope_of, estimated_output, token_usage, usage_of
 from controlplane.agent.errors import UsageError
 
 IDLE_MAX: Final = 256
 CONNECT_TIMEOUT_S: Final = 5.0
 ANSWER_BYTES_MAX: Final = 64 * 1024 * 1024
+HEAD_BYTES_MAX: Final = 64 * 1024
+END_AFTER_DONE_S: Final = 1.0
+"""How long a server may keep a response open behind its `[DONE]`, which the client gets with the end."""
 RETRYABLE_STATUS: Final = frozenset({502, 503})
+NOT_THE_CLIENTS: Final = frozenset({401, 403, 407})
+"""Statuses by which a server refuses the agent: the client's own key was good, so it is not told so."""
+RETRY_AFTER: Final = re.compile(rb"[0-9A-Za-z ,:.]{1,40}")
 
 
 class OpenAIBackend:
@@ -120,12 +128,15 @@ class UpstreamRun:
     __slots__ = (
         "backend",
         "connection",
+        "content_type",
+        "done_timer",
         "ended",
         "events",
         "output_tokens",
         "parts",
         "request",
         "resent",
+        "retry_after",
         "sink",
         "size",
         "status",
@@ -139,6 +150,9 @@ class UpstreamRun:
         self.ended = False
         self.resent = False
         self.status = 0
+        self.content_type = b""
+        self.retry_after = b""
+        self.done_timer: asyncio.TimerHandle | None = None
         self.size = 0
         self.parts: list[bytes] = []
         self.output_tokens = 0
@@ -157,20 +171,33 @@ class UpstreamRun:
 
     def cancel(self) -> None:
         self.ended = True
+        if self.done_timer is not None:
+            self.done_timer.cancel()
         if self.connection is not None:
             self.connection.transport.abort()
 
     def pause(self) -> None:
         if self.connection is not None:
-            self.connection.transport.pause_reading()
+            self.connection.pause()
 
     def resume(self) -> None:
         if self.connection is not None:
-            self.connection.transport.resume_reading()
+            self.connection.resume()
 
     @property
     def streams(self) -> bool:
-        return self.request.stream and self.status == 200
+        return self.request.stream and self.status == 200 and not self.content_type.startswith(b"application/json")
+
+    def usage_so_far(self) -> TokenUsage | None:
+        """A total as it stands; a count that goes with each chunk is one choice's where a request has several."""
+        usage = self.events.usage
+        if usage is None:
+            return None
+        told = token_usage(usage, prompt_tokens=self.request.prompt_tokens, output_tokens=self.output_tokens)
+        if self.events.is_total or self.request.n == 1:
+            return told
+        output = max(told.output_tokens, self.output_tokens)
+        return TokenUsage(told.prompt_tokens, told.cached_tokens, output, estimated=True)
 
     def took(self, data: bytes) -> None:
         """Bytes of the response's body."""
@@ -191,34 +218,69 @@ class UpstreamRun:
         if passed.data:
             self.output_tokens += passed.tokens
             self.sink.chunk(passed.data, passed.tokens)
+        if self.events.done and self.done_timer is None and not self.ended:
+            self.done_timer = self.backend.loop.call_later(END_AFTER_DONE_S, self._end_after_done)
 
-    def complete(self, content_type: bytes) -> None:
+    def _end_after_done(self) -> None:
+        connection = self.connection
+        self.complete()
+        if connection is not None:
+            connection.transport.abort()
+
+    def complete(self) -> None:
         """The response is whole."""
+        if self.done_timer is not None:
+            self.done_timer.cancel()
         if self.ended:
             return
         self.ended = True
         if self.streams:
-            self.sink.finished(self._stream_usage(), self.events.finish())
+            self._stream_ended()
             return
         body = b"".join(self.parts)
-        if self.status == 200:
-            self.sink.finished(self._usage(body), body)
+        if self.status != 200:
+            self.sink.failed(self._refusal(body))
+            return
+        envelope = envelope_of(body)
+        if envelope is not None and envelope.has_error:
+            detail, status = "the inference server answered 200 with an error", envelope.error_status
+            self.sink.failed(Failure(detail, False, status, body, self.content_type))
+        elif self.request.stream:
+            self.sink.failed(Failure("the inference server did not stream its answer", False))
         else:
-            detail = f"the inference server answered {self.status}"
-            retryable = self.status in RETRYABLE_STATUS
-            self.sink.failed(Failure(detail, retryable, self.status if self.status < 500 else 502, body, content_type))
+            self.sink.finished(self._usage(body), body)
 
-    def _stream_usage(self) -> TokenUsage:
-        usage = self.events.usage
-        if usage is None:
-            return TokenUsage(self.request.prompt_tokens, 0, self.output_tokens, estimated=True)
-        return TokenUsage(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
+    def _stream_ended(self) -> None:
+        events = self.events
+        whole, rest = events.complete, events.finish()
+        if events.error:
+            self.sink.failed(Failure("the inference server told an error in its stream", False, body=rest, told=True))
+        elif whole:
+            usage = self.usage_so_far()
+            if usage is None:
+                usage = token_usage(None, prompt_tokens=self.request.prompt_tokens, output_tokens=self.output_tokens)
+            self.sink.finished(usage, rest)
+        else:
+            self.sink.failed(Failure("the inference server ended its stream before it was whole", False))
+
+    def _refusal(self, body: bytes) -> Failure:
+        """A status that is not 200: the client's own mistakes pass, with when to come again."""
+        status, detail = self.status, f"the inference server answered {self.status}"
+        if status in NOT_THE_CLIENTS:
+            return Failure(f"{detail}: it does not take requests of this agent", False)
+        retry_after = self.retry_after if RETRY_AFTER.fullmatch(self.retry_after) else b""
+        # A server that names a time is not asked again before it.
+        retryable = status in RETRYABLE_STATUS and not retry_after
+        passed = status if 400 <= status < 500 else 502
+        return Failure(detail, retryable, passed, body, self.content_type or b"application/json", retry_after)
 
     def _usage(self, body: bytes) -> TokenUsage:
-        usage = usage_of(body)
-        if usage is None:
-            return TokenUsage(self.request.prompt_tokens, 0, max(1, len(body) // 4), estimated=True)
-        return TokenUsage(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
+        request, usage = self.request, usage_of(body)
+        counted = 0 if usage is not None and usage.completion_tokens is not None else self._estimated_output(body)
+        return token_usage(usage, prompt_tokens=request.prompt_tokens, output_tokens=counted)
+
+    def _estimated_output(self, body: bytes) -> int:
+        return estimated_output(body, most=self.request.n * self.request.max_output_tokens)
 
     def broke(self, detail: str, *, retryable: bool = False) -> None:
         """The response cannot be used."""
@@ -249,8 +311,11 @@ class UpstreamConnection(asyncio.Protocol):
     def __init__(self, backend: OpenAIBackend) -> None:
         self._backend = backend
         self._parser = httptools.HttpResponseParser(self)
-        self._content_type = b"application/json"
         self._run: UpstreamRun | None = None
+        self._head_left = 0
+        self._until_close = False
+        self._whole = self._keep = False
+        self._paused = False
         self.fresh = True
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -261,58 +326,111 @@ class UpstreamConnection(asyncio.Protocol):
         self._run = run
         run.connection = self
         self._parser = httptools.HttpResponseParser(self)
+        self._head_left, self._until_close, self._whole = HEAD_BYTES_MAX, True, False
         body = run.body()
         self.transport.write(self._backend.head_of(run, len(body)) + body)
         self._backend.loop.call_soon(run.sink.prefill_began)
 
     def release(self) -> None:
-        """Back among the idle ones."""
+        """Back among the idle ones, reading again: a slow client may have paused it with its last bytes."""
         self._run = None
         self.fresh = False
         if self.transport.is_closing() or len(self._backend.idle) >= IDLE_MAX:
             self.transport.close()
         else:
+            self.resume()
             self._backend.idle.append(self)
 
+    def pause(self) -> None:
+        self._paused = True
+        self.transport.pause_reading()
+
+    def resume(self) -> None:
+        if self._paused and not self.transport.is_closing():
+            self._paused = False
+            self.transport.resume_reading()
+
     def data_received(self, data: bytes) -> None:
+        if self._run is None:
+            # Nothing was asked: whatever this is, it must not become the answer to the next request.
+            self.transport.abort()
+            return
         try:
             self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self._broken("the inference server switched protocols")
         except httptools.HttpParserError as error:
-            run, self._run = self._run, None
-            self.transport.abort()
-            if run is not None:
-                run.broke(f"the inference server's answer is not HTTP: {error}")
+            if self._whole:
+                self._keep = False
+            else:
+                self._broken(f"the inference server's answer is not HTTP: {error}")
+        if self._whole:
+            self._finish()
+        elif self._head_left:
+            self._head_left -= len(data)
+            if self._head_left <= 0:
+                self._broken(f"the head of the inference server's answer is larger than {HEAD_BYTES_MAX} bytes")
+
+    def _finish(self) -> None:
+        """The response is whole; only now may the connection carry another one."""
+        run, self._run = self._run, None
+        if run is not None:
+            run.connection = None
+        if self._keep:
+            self.release()
+        else:
+            self.transport.close()
+        if run is not None:
+            run.complete()
+
+    def _broken(self, detail: str) -> None:
+        run, self._run = self._run, None
+        self.transport.abort()
+        if run is not None:
+            run.broke(detail)
 
     def connection_lost(self, exc: Exception | None) -> None:
         run, self._run = self._run, None
         if self in self._backend.idle:
             self._backend.idle.remove(self)
-        if run is not None:
+        if run is None:
+            return
+        run.connection = None
+        if exc is None and run.status and self._until_close:
+            run.complete()
+        else:
             run.lost(fresh=self.fresh)
 
     # httptools
 
+    def on_message_begin(self) -> None:
+        if self._whole:
+            # More than was asked for.
+            self._keep = False
+
     def on_header(self, name: bytes, value: bytes) -> None:
-        if name.lower() == b"content-type":
-            self._content_type = value
+        run = self._run
+        if run is None or self._whole:
+            return
+        name = name.lower()
+        if name == b"content-type":
+            run.content_type = value.lower()
+        elif name == b"content-length" or name == b"transfer-encoding":
+            self._until_close = False
+        elif name == b"retry-after":
+            run.retry_after = value.strip()
 
     def on_headers_complete(self) -> None:
-        if self._run is not None:
-            self._run.status = self._parser.get_status_code()
+        status = self._parser.get_status_code()
+        if self._run is not None and not self._whole and status >= 200:
+            self._run.status = status
+            self._head_left = 0
 
     def on_body(self, body: bytes) -> None:
-        if self._run is not None:
+        if self._run is not None and not self._whole:
             self._run.took(body)
 
     def on_message_complete(self) -> None:
-        run = self._run
-        if run is None:
-            return
-        keep = self._parser.should_keep_alive()
-        self._run = None
-        run.connection = None
-        if keep:
-            self.release()
-        else:
-            self.transport.close()
-        run.complete(self._content_type)
+        if self._run is not None and not self._whole and self._run.status:
+            # What is interim (100, 103) is no answer.
+            self._whole, self._keep = True, self._parser.should_keep_alive()

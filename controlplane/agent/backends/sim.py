@@ -100,6 +100,10 @@ class SimRun:
         self.paused = False
         self.slot.wake()
 
+    def usage_so_far(self) -> TokenUsage | None:
+        """It tells its usage with its end only, as most servers do."""
+        return None
+
     def step(self) -> None:
         """One token of every choice."""
         self.made += 1

@@ -6,45 +6,14 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-import msgspec
-from msgspec import Struct
+from controlplane.agent.backends.usage_reading import UsageObject, envelope_of, read_usage
 
 EVENT_BYTES_MAX: Final = 4 * 1024 * 1024
-_OUTPUT: Final = re.compile(rb'"(?:content|reasoning_content|reasoning|text|arguments)"\s*:\s*"(?!")')
-_EVENT_END: Final = re.compile(rb"\r?\n\r?\n")
-
-
-class _Details(Struct):
-    cached_tokens: int | None = None
-
-
-class UsageObject(Struct):
-    """`usage` of an answer."""
-
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    prompt_tokens_details: _Details | None = None
-
-    @property
-    def cached_tokens(self) -> int:
-        details = self.prompt_tokens_details
-        return 0 if details is None or details.cached_tokens is None else details.cached_tokens
-
-
-class _Answer(Struct):
-    usage: UsageObject | None = None
-    choices: list[msgspec.Raw] = []
-
-
-_decoder = msgspec.json.Decoder(_Answer)
-
-
-def usage_of(body: bytes) -> UsageObject | None:
-    """The usage of a whole answer or one event's data; None where there is none or it cannot be read."""
-    try:
-        return _decoder.decode(body).usage
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return None
+_OUTPUT: Final = re.compile(rb'"(?:content|reasoning_content|reasoning|refusal|text|arguments)"\s*:\s*"(?!")')
+_TOOL_NAME: Final = re.compile(rb'"name"\s*:\s*"(?!")')
+_USAGE: Final = re.compile(rb'"usage"\s*:\s*[^n\s]')
+_FINISH: Final = re.compile(rb'"finish_reason"\s*:\s*"')
+_EVENT_END: Final = re.compile(rb"\r?\n\r?\n|\r\r")
 
 
 @dataclass(slots=True)
@@ -58,27 +27,44 @@ class Passed:
 class EventStream:
     """Cuts a byte stream at event borders and looks into the few events that matter."""
 
-    __slots__ = ("_hide_usage", "_rest", "done", "tail", "usage")
+    __slots__ = ("_hide_usage", "_last", "_rest", "_total", "done", "error", "tail", "usage")
 
     def __init__(self, *, hide_usage: bool) -> None:
         self._hide_usage = hide_usage
         self._rest = b""
+        self._last = b""
+        self._total = False
         self.usage: UsageObject | None = None
+        """The usage that was told last; servers that tell it with every chunk count up."""
+        self.error = False
+        """The server told an error inside the stream, which passes like everything else."""
         self.done = False
         self.tail = b""
         """Bytes from `[DONE]` on: they are handed out when the record is written."""
+
+    @property
+    def is_total(self) -> bool:
+        """Whether `usage` is that of the whole request: it came alone, in the chunk that ends a stream."""
+        return self._total
+
+    @property
+    def complete(self) -> bool:
+        """Whether the stream came to its end, not merely stopped: `[DONE]`, the usage chunk or a finish reason."""
+        return self.done or self._total or _FINISH.search(self._last + self._rest) is not None
 
     def feed(self, data: bytes) -> Passed:
         """Whole events that can be passed on now. Raises ValueError for an event without end."""
         data = self._rest + data if self._rest else data
         end = _last_border(data)
         self._rest = data[end:]
-        if len(self._rest) > EVENT_BYTES_MAX:
+        if len(self._rest) + len(self.tail) > EVENT_BYTES_MAX:
             raise ValueError(f"an event of the stream is larger than {EVENT_BYTES_MAX} bytes")
-        block = data[:end]
-        if self.done or b'"usage"' in block or b"[DONE]" in block:
+        if not end:
+            return Passed(b"", 0)
+        block = self._last = data[:end]
+        if self.done or b"[DONE]" in block or b'"error"' in block or b"event:" in block or _USAGE.search(block):
             block = b"".join(self._kept(event) for event in _events(block))
-        return Passed(block, len(_OUTPUT.findall(block)))
+        return Passed(block, _output_events(block))
 
     def finish(self) -> bytes:
         """What is left when the stream ended: the tail, and bytes after the last border."""
@@ -89,28 +75,34 @@ class EventStream:
         if self.done:
             self.tail += event
             return b""
-        data = event.strip()
-        if data.startswith(b"data:"):
-            data = data[5:].strip()
-        if data == b"[DONE]":
+        kind, data = _fields(event)
+        if data.strip() == b"[DONE]":
             self.done = True
             self.tail = event
             return b""
-        if b'"usage"' in event:
-            try:
-                answer = _decoder.decode(data)
-            except (msgspec.DecodeError, UnicodeDecodeError):
-                return event
-            if answer.usage is not None:
-                self.usage = answer.usage
-                if self._hide_usage and not answer.choices:
-                    return b""
+        chunk = envelope_of(data)
+        if kind == b"error" or (chunk is not None and chunk.has_error):
+            self.error = True
+        elif chunk is not None and chunk.has_usage:
+            usage = read_usage(chunk.usage)
+            self.usage = self.usage if usage is None else usage
+            if not chunk.has_choices:
+                self._total = True
+                return b"" if self._hide_usage else event
         return event
+
+
+def _output_events(block: bytes) -> int:
+    """Events with content, reasoning or a tool call; a role alone is none, the name of a tool is one."""
+    found = len(_OUTPUT.findall(block))
+    return found + len(_TOOL_NAME.findall(block)) if b"_call" in block else found
 
 
 def _last_border(data: bytes) -> int:
     """Position after the last event border; 0 without one."""
     plain, carriage = data.rfind(b"\n\n"), data.rfind(b"\r\n\r\n")
+    if plain < 0 and carriage < 0:
+        return data.rfind(b"\r\r") + 2 if b"\r\r" in data else 0
     return max(plain + 2 if plain >= 0 else 0, carriage + 4 if carriage >= 0 else 0)
 
 
@@ -120,3 +112,15 @@ def _events(block: bytes) -> list[bytes]:
         events.append(block[at : border.end()])
         at = border.end()
     return events
+
+
+def _fields(event: bytes) -> tuple[bytes, bytes]:
+    """Name and data of an event; comments, ids and retry times are nobody's business here."""
+    kind, data = b"", []
+    for line in event.splitlines():
+        name, _, value = line.partition(b":")
+        if name == b"data":
+            data.append(value.removeprefix(b" "))
+        elif name == b"event":
+            kind = value.strip()
+    return kind, b"\n".join(data)
