@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import importlib
 import logging
 import os
 from typing import Final
@@ -16,7 +17,7 @@ from controlplane.agent.client import ControlPlane
 from controlplane.agent.clock import Clock
 from controlplane.agent.control import Control
 from controlplane.agent.engine import Engine
-from controlplane.agent.errors import AgentError
+from controlplane.agent.errors import AgentError, UsageError
 from controlplane.agent.gateway import HttpFront
 from controlplane.agent.identity import Identity
 from controlplane.agent.nudges import NudgeListener
@@ -25,12 +26,14 @@ from controlplane.agent.policy_state import LiveList, PolicyState, Trust
 from controlplane.agent.policy_trial import trial_refusal
 from controlplane.agent.routes import AdminRoutes, TenantRoutes
 from controlplane.agent.spool_store import SpoolStore
+from controlplane.agent.tracing import SpanSink, Tracer
 from controlplane.core.reasons import Outcome
 
 log = logging.getLogger(__name__)
 
 LOCK_FILE: Final = "lock"
 LAST_REPORT_S: Final = 3.0
+LAST_TRACES_S: Final = 2.0
 
 
 def make_backend(options: Options) -> Backend:
@@ -38,6 +41,21 @@ def make_backend(options: Options) -> Backend:
     if options.backend == "openai":
         return OpenAIBackend(options.upstream, send_priority=options.upstream_priority)
     return SimBackend(CURVES[options.sim_gpu], seed=options.seed, speed=options.sim_speed)
+
+
+def make_tracer(options: Options) -> Tracer | None:
+    """The tracer of the options, if any. Raises UsageError where OpenTelemetry is not installed: it is an extra."""
+    if not options.otlp_endpoint:
+        return None
+    try:
+        module = importlib.import_module("controlplane.agent.otlp_export")
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"--otlp-endpoint needs OpenTelemetry ({error.name} is missing): pip install --require-hashes --no-deps "
+            "-r requirements/tracing.txt"
+        ) from error
+    sink: SpanSink = module.OtlpSink(options.otlp_endpoint, agent=options.name)
+    return Tracer(sink, rate=options.otlp_sample)
 
 
 class AgentProcess:
@@ -50,6 +68,7 @@ class AgentProcess:
         state_dir = options.state_dir
         self.backend = make_backend(options)
         self.engine = Engine(clock=clock, backend=self.backend, agent_id=0, state_dir=state_dir)
+        self.engine.tracer = make_tracer(options)
         self.store = SpoolStore(state_dir / "spool", bytes_max=options.spool_bytes_max)
         self.client = ControlPlane(options.control_plane, identity.key, "", clock.now_us)
         self.control = Control(
@@ -111,6 +130,8 @@ class AgentProcess:
         engine.stop()
         if orderly and engine.spool is not None:
             await self.control.end(LAST_REPORT_S)
+        if engine.tracer is not None:
+            await asyncio.get_running_loop().run_in_executor(None, engine.tracer.close, LAST_TRACES_S)
         await self.front.close()
         await self.admin.close(within_s=0.1)
         await self.backend.close()

@@ -15,6 +15,7 @@ from controlplane.wire.report import UsageRow
 if TYPE_CHECKING:
     from controlplane.agent.agent_slot import AgentSlot
     from controlplane.agent.attempt import Attempt
+    from controlplane.agent.tracing import Trace
     from controlplane.core.estimate import DemandEstimate
 
 
@@ -27,6 +28,7 @@ class Exchange(Protocol):
     asked_class: str
     job: str
     client_request_id: str
+    traceparent: bytes
     call: Call | None
 
     def respond(
@@ -53,7 +55,7 @@ class Call:
         "first_dispatch_us", "first_us", "fits_drain", "gpu_us", "head_sent", "ignore_eos", "judges", "key", "klass",
         "kv_tokens", "last_us", "lease_deadline_us", "max_output_tokens", "model", "n", "opened", "output_tokens",
         "parsed_us", "path", "preemptible", "prefill_us", "prompt_bytes", "prompt_tokens", "queued", "raw_gpu_us",
-        "request_id", "reservation", "revision", "serial", "slot", "stream", "tenant", "wants_usage",
+        "request_id", "reservation", "revision", "serial", "slot", "stream", "tenant", "trace", "wants_usage",
     )  # fmt: skip
 
     def __init__(
@@ -103,6 +105,8 @@ class Call:
         self.queued: QueuedRequest | None = None
         self.slot: AgentSlot | None = None
         self.attempt: Attempt | None = None
+        self.trace: Trace | None = None
+        """Set for requests that are traced."""
         self.downgraded = False
         self.closed = False
         self.head_sent = False

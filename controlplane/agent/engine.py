@@ -28,16 +28,17 @@ from controlplane.agent.objectives import MINUTE_US, ObjectiveLedger
 from controlplane.agent.policy_state import LiveList
 from controlplane.agent.purses import LeaseBook
 from controlplane.agent.registry import Registry
-from controlplane.agent.replies import answer_client
+from controlplane.agent.replies import answer_client, status_of
 from controlplane.agent.rescheduling import build, move, same_shape
 from controlplane.agent.safe_rate import own_safe_rate
 from controlplane.agent.settlement import Settled, closed_row, is_charged, measured, opened_row, settle, stages_of
 from controlplane.agent.spool import EpochSpool
+from controlplane.agent.tracing import Tracer
 from controlplane.core.admission import AdmissionDecision, reserve
 from controlplane.core.admission_snapshot import Snapshot
 from controlplane.core.flex_policy import FlexPolicy
 from controlplane.core.queued_request import Phase, QueuedRequest
-from controlplane.core.reasons import Outcome, answer_for
+from controlplane.core.reasons import Outcome
 from controlplane.core.retry_budget import RetryBudget
 from controlplane.core.scheduling import Scheduler
 from controlplane.core.slots import Isolation, RunningSlot
@@ -62,6 +63,7 @@ class Engine:
         self.leases = LeaseBook()
         self.figures = Figures()
         self.latencies = LatencyTotals()
+        self.tracer: Tracer | None = None
         self.desk = FrontDesk(self)
         self.flex = FlexBand(state_dir, EngineFlexHost(self), clock.now_us, boot_us)
         self.scheduler = Scheduler([], [], Isolation.RESERVED)
@@ -254,6 +256,7 @@ class Engine:
                 call.n,
                 call.klass.policy.priority,
                 call.ignore_eos,
+                traceparent=b"" if call.trace is None else call.trace.dispatched(slot.policy.name, now_us),
             ),
             attempt,
         )
@@ -275,13 +278,13 @@ class Engine:
         request = call.queued
         again = failure.retryable and not call.head_sent and request is not None and request.attempt < ATTEMPTS_MAX
         if again and call.serial in self.scheduler.requests and self._retries.try_retry(now_us):
-            self.requeue(call)
-            self.pump(now_us)
+            self.requeue(call, "failed")
+            self.pump(self.clock.now_us())
         else:
             log.warning("request %s failed: %s", call.request_id, failure.detail)
             self.close(call, Outcome.UPSTREAM_ERROR, failure=failure)
 
-    def requeue(self, call: Call) -> None:
+    def requeue(self, call: Call, ended_by: str = "preempted") -> None:
         """End an attempt and put its request back to the head of its queue."""
         now_us = self.clock.now_us()
         attempt, slot = call.attempt, call.slot
@@ -291,6 +294,8 @@ class Engine:
         slot.metered.end(attempt.serial, now_us, charged=False)
         self.scheduler.requeue(call.serial, now_us)
         call.reservation.requeue()
+        if call.trace is not None:
+            call.trace.attempt_ended(call, now_us, ended_by)
         call.dispatched_us = call.prefill_us = call.first_us = call.last_us = call.output_tokens = 0
 
     def client_gone(self, call: Call) -> None:
@@ -330,7 +335,7 @@ class Engine:
                 log.error(
                     "request %s was charged %d nanos over its reservation: booked to platform", call.request_id, excess
                 )
-        status = self._status_of(outcome, failure)
+        status = status_of(outcome, failure)
         self._record(call, outcome, status, settled, gpu_us, now_us, slot)
         self.figures.departed(call, now_us)
         if outcome is Outcome.COMPLETED:
@@ -382,6 +387,8 @@ class Engine:
         verdicts = self.objectives.closed(call.judges, call.arrived_us, measured(call, outcome, now_us))
         self.note(Closed(row, verdicts))
         self.latencies.note(row)
+        if self.tracer is not None:
+            self.tracer.ended(call, row, outcome)
         if row.ttft_us >= 0:
             self.figures.of_class(call.klass.policy.id, now_us).ttft.record(row.ttft_us, now_us)
 
@@ -391,12 +398,6 @@ class Engine:
             estimate.learn_output(usage.output_tokens // call.n)
             estimate.learn_gpu_us(call.raw_gpu_us, gpu_us)
             estimate.learn_bytes(call.prompt_bytes, usage.prompt_tokens)
-
-    @staticmethod
-    def _status_of(outcome: Outcome, failure: Failure | None) -> int:
-        if failure is not None and 400 <= failure.status < 500:
-            return failure.status
-        return answer_for(outcome).status
 
     # -- the journal ---------------------------------------------------------------------------------------------------
 
@@ -443,20 +444,15 @@ class Engine:
             self.clock.adjust(idle=not self.calls)
         for request in self.scheduler.timed_out(now_us):
             self.close(self.calls[int(request.id)], Outcome.QUEUE_TIMEOUT)
-        for call in self._overdue_calls(now_us):
-            self.close(call, Outcome.STAGE_TIMEOUT)
+        running = [call for call in self.calls.values() if call.slot is not None]
+        for call in running:
+            if now_us - call.dispatched_us >= call.klass.stage_timeout_us:
+                self.close(call, Outcome.STAGE_TIMEOUT)
         self.desk.expire(now_us)
         self.flex.step()
         if self.disk_problem:
             self._flush_soon()
         self.pump(now_us)
-
-    def _overdue_calls(self, now_us: int) -> list[Call]:
-        return [
-            call
-            for call in self.calls.values()
-            if call.slot is not None and now_us - call.dispatched_us >= call.klass.stage_timeout_us
-        ]
 
     def cancel_all(self, outcome: Outcome) -> int:
         """End everything that is still here; returns how many."""

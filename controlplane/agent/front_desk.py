@@ -81,6 +81,8 @@ class FrontDesk:
         call.prompt_bytes = len(serialised)
         call.prompt_tokens = engine.backend.count_prompt(serialised) or 0
         call.revision = engine.revision
+        if engine.tracer is not None:
+            call.trace = engine.tracer.begin(request_id, exchange.traceparent)
         call.parsed_us = engine.clock.now_us()
         exchange.call = call
         self._consider(call, call.parsed_us)
@@ -197,6 +199,8 @@ class FrontDesk:
         wait_us = snapshot.workload_class.max_wait_us if reason in WAIT_REASONS else None
         engine.figures.refused(class_id, reason.value, now_us, as_wait_us=wait_us)
         engine.count_offered(call, now_us, refused=True)
+        if engine.tracer is not None:
+            engine.tracer.refused(call, reason, now_us)
         call.closed = True
         call.exchange.call = None
         detail = self._detail(call, reason)

@@ -47,6 +47,7 @@ class _Page:
         yield from _queues(engine)
         yield from _slots(engine)
         yield from _spool(self._store)
+        yield from _traces(engine)
 
 
 def counter(name: str, text: str, samples: Samples) -> Metric:
@@ -101,6 +102,11 @@ def _requests(engine: Engine) -> Iterator[Metric]:
         "flexband_requests_unknown_key_total",
         "Requests with a key that is not known, by its first characters.",
         [({"prefix": prefix}, count) for prefix, count in log.unknown_keys.items()],
+    )
+    yield counter(
+        "flexband_outage_requests_total",
+        "Requests with a hard budget while neither the control plane nor a lease was there.",
+        [({"decision": decision}, count) for decision, count in engine.desk.outage.totals.items()],
     )
     yield counter(
         "flexband_samples_dropped_total",
@@ -234,3 +240,18 @@ def _spool(store: SpoolStore) -> Iterator[Metric]:
     )
     yield gauge("flexband_spool_bytes", "Size of the spool.", [({}, store.size_bytes())])
     yield gauge("flexband_spool_reports_waiting", "Reports not accepted.", [({}, store.unaccepted_reports)])
+
+
+def _traces(engine: Engine) -> Iterator[Metric]:
+    tracer = engine.tracer
+    lost = {} if tracer is None else {"queue_full": tracer.dropped, "not_taken": tracer.failed}
+    yield counter(
+        "flexband_traces_exported_total",
+        "Traces that the collector has taken; absent while tracing is off.",
+        [] if tracer is None else [({}, tracer.exported)],
+    )
+    yield counter(
+        "flexband_traces_dropped_total",
+        "Traces that were lost, by cause; absent while tracing is off.",
+        [({"cause": cause}, count) for cause, count in lost.items()],
+    )

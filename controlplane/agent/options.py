@@ -48,6 +48,9 @@ class Options:
     sim_speed: float = 1.0
     drain_timeout_s: float = 10.0
     spool_bytes_max: int = DEFAULT_BYTES_MAX
+    otlp_endpoint: str = ""
+    """Whole address that traces are sent to; empty is no tracing."""
+    otlp_sample: float = 1.0
 
     @property
     def address(self) -> str:
@@ -78,6 +81,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--sim-speed", type=float, default=1.0, help="how much faster than real time; 0 is infinitely")
     made.add_argument("--drain-timeout", type=float, default=10.0, metavar="S", help="bound of an orderly end")
     made.add_argument("--spool-max-mib", type=int, default=DEFAULT_BYTES_MAX >> 20, metavar="MIB", help="spool's bound")
+    made.add_argument("--otlp-endpoint", default="", metavar="URL", help="collector that traces go to by OTLP/HTTP")
+    made.add_argument("--otlp-sample", type=float, default=1.0, metavar="RATE", help="share of requests to trace")
     return made
 
 
@@ -98,6 +103,8 @@ def parse(arguments: list[str]) -> Options:
         raise UsageError(f"--sim-speed must be 0 (infinitely fast) or more, not {given.sim_speed}")
     if given.drain_timeout < 0 or given.spool_max_mib < 1:
         raise UsageError("--drain-timeout must be 0 or more and --spool-max-mib 1 or more")
+    if not 0 <= given.otlp_sample <= 1:
+        raise UsageError(f"--otlp-sample must be 0 (no request) to 1 (each one), not {given.otlp_sample}")
     return Options(
         control_plane=given.control_plane.rstrip("/"),
         name=given.name,
@@ -116,7 +123,17 @@ def parse(arguments: list[str]) -> Options:
         sim_speed=given.sim_speed,
         drain_timeout_s=given.drain_timeout,
         spool_bytes_max=given.spool_max_mib << 20,
+        otlp_endpoint=traces_url(given.otlp_endpoint) if given.otlp_endpoint else "",
+        otlp_sample=given.otlp_sample,
     )
+
+
+def traces_url(endpoint: str) -> str:
+    """Where an OTLP/HTTP collector takes traces: its address with `/v1/traces`, or as given with a path of its own."""
+    parts = urlsplit(endpoint)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise UsageError(f"--otlp-endpoint must be a URL like http://127.0.0.1:4318, not {endpoint!r}")
+    return endpoint.rstrip("/") + "/v1/traces" if parts.path in ("", "/") else endpoint
 
 
 def _check_control_plane(url: str, *, insecure: bool) -> None:

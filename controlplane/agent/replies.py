@@ -6,7 +6,7 @@ from controlplane.agent.answers import error_event, refusal_answer
 from controlplane.agent.backends.base import Failure
 from controlplane.agent.call import Call
 from controlplane.agent.call_headers import call_headers
-from controlplane.core.reasons import Outcome
+from controlplane.core.reasons import Outcome, answer_for
 
 
 def answer_client(call: Call, outcome: Outcome, body: bytes, failure: Failure | None) -> None:
@@ -40,3 +40,10 @@ def answer_client(call: Call, outcome: Outcome, body: bytes, failure: Failure | 
 def _retry_after(failure: Failure) -> bytes:
     """The upstream's own word on when to come again."""
     return b"retry-after: %b\r\n" % failure.retry_after if failure.retry_after else b""
+
+
+def status_of(outcome: Outcome, failure: Failure | None) -> int:
+    """The status that a record has: the upstream's own where it blamed the client, else that of the outcome."""
+    if failure is not None and 400 <= failure.status < 500:
+        return failure.status
+    return answer_for(outcome).status

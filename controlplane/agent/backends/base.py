@@ -9,7 +9,7 @@ class BackendRequest:
     """One attempt as it is sent to a backend.
 
     `body` is the client's own JSON; a backend that forwards it adds `max_output_tokens`, `include_usage` and
-    `priority` and nothing else. `ignore_eos` asks for exactly the limit.
+    `priority` and nothing else. `ignore_eos` asks for exactly the limit. `traceparent` is empty unless it is traced.
     """
 
     request_id: str
@@ -24,6 +24,7 @@ class BackendRequest:
     n: int
     priority: int
     ignore_eos: bool = False
+    traceparent: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

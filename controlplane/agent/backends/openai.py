@@ -111,12 +111,13 @@ class OpenAIBackend:
         request = run.request
         return (
             b"POST %b HTTP/1.1\r\nhost: %b\r\ncontent-type: application/json\r\naccept: %b\r\n"
-            b"x-request-id: %b\r\ncontent-length: %d\r\n\r\n"
+            b"x-request-id: %b\r\n%bcontent-length: %d\r\n\r\n"
             % (
                 (self.prefix + request.path).encode(),
                 self.host_header,
                 b"text/event-stream" if request.stream else b"application/json",
                 request.request_id.encode(),
+                b"traceparent: %b\r\n" % request.traceparent if request.traceparent else b"",
                 size,
             )
         )
