@@ -60,6 +60,15 @@ class Decision(StrEnum):
     REJECT = "reject"
 
 
+# Looking up a member on its enumeration costs as much as three calls; what every request needs has a name here.
+ADMIT: Final = Decision.ADMIT
+QUEUE: Final = Decision.QUEUE
+REJECT: Final = Decision.REJECT
+ACTIVE: Final = KeyState.ACTIVE
+MAY_WAIT_LONG: Final = Overload.QUEUE
+WAIT_REASONS: Final = frozenset({Reason.QUEUE_FULL, Reason.WAIT_TOO_LONG})
+
+
 @dataclass(slots=True)
 class AdmissionDecision:
     """The answer; `estimated_wait_us` None is an infinite wait or a check before the queue.
@@ -133,7 +142,7 @@ def token_need(s: Snapshot) -> int:
 
 def _identity_reason(s: Snapshot) -> Reason | None:
     key = s.key
-    if key.state is not KeyState.ACTIVE:
+    if key.state is not ACTIVE:
         return Reason.KEY_UNKNOWN if key.state is KeyState.UNKNOWN else Reason.KEY_REVOKED
     if key.expires_at_us is not None and s.now_us >= key.expires_at_us:
         return Reason.KEY_EXPIRED
@@ -141,25 +150,27 @@ def _identity_reason(s: Snapshot) -> Reason | None:
 
 
 def _class_allowed(s: Snapshot) -> bool:
-    slug = s.workload_class.slug
-    allowed, keyed = s.tenant.classes, s.key.classes
-    return s.workload_class.active and (allowed is None or slug in allowed) and (keyed is None or slug in keyed)
+    bounds, allowed, keyed = s.workload_class, s.tenant.classes, s.key.classes
+    slug = bounds.slug
+    return bounds.active and (allowed is None or slug in allowed) and (keyed is None or slug in keyed)
 
 
 def _model_allowed(s: Snapshot) -> bool:
     model = s.model
     if model is None:
         return True
-    for models in (s.tenant.models, s.key.models, s.workload_class.models):
-        if models is not None and model not in models:
-            return False
-    return True
+    of_tenant, of_key, of_class = s.tenant.models, s.key.models, s.workload_class.models
+    return (
+        (of_tenant is None or model in of_tenant)
+        and (of_key is None or model in of_key)
+        and (of_class is None or model in of_class)
+    )
 
 
 def _scope_reason(s: Snapshot) -> Reason | None:
     if not _class_allowed(s):
         return Reason.CLASS_NOT_ALLOWED
-    if s.model is not None and not _model_allowed(s):
+    if not _model_allowed(s):
         return Reason.MODEL_NOT_ALLOWED
     bounds = s.workload_class
     if bounds.max_prompt_tokens is not None and s.prompt_tokens > bounds.max_prompt_tokens:
@@ -188,20 +199,26 @@ def _has_room(s: Snapshot) -> bool:
 
 
 def _rate_retry_s(s: Snapshot) -> int:
-    """0 when every bucket covers the request, else the seconds until the first that does not will."""
-    bucket = s.workload_class.rate_bucket
-    if bucket is not None and bucket.refill(s.now_us) < PICO:
-        return bucket.seconds_until(1, s.now_us)
-    for limits in (s.tenant, s.key):
+    """0 when every bucket covers the request, else the seconds until the first that does not will.
+
+    A level that was enough when it was last brought up to date still is: only the others are refilled.
+    """
+    bucket, now_us = s.workload_class.rate_bucket, s.now_us
+    if bucket is not None and bucket.level_pico < PICO and bucket.refill(now_us) < PICO:
+        return bucket.seconds_until(1, now_us)
+    limits: TenantView | KeyView = s.tenant
+    while True:
         bucket = limits.request_bucket
-        if bucket is not None and bucket.refill(s.now_us) < PICO:
-            return bucket.seconds_until(1, s.now_us)
+        if bucket is not None and bucket.level_pico < PICO and bucket.refill(now_us) < PICO:
+            return bucket.seconds_until(1, now_us)
         bucket = limits.token_bucket
         if bucket is not None:
             need = token_need(s)
-            if not bucket.covers(need, s.now_us):
-                return bucket.seconds_until(need, s.now_us)
-    return 0
+            if not bucket.covers(need, now_us):
+                return bucket.seconds_until(need, now_us)
+        if limits is s.key:
+            return 0
+        limits = s.key
 
 
 def _largest_need(s: Snapshot) -> int:
@@ -214,23 +231,6 @@ def _fits_memory_now(s: Snapshot) -> bool:
 
 def _ceil_s(duration_us: int) -> int:
     return max(1, -(-duration_us // SECOND_US))
-
-
-def _queue_refusal(s: Snapshot, wait_us: int | None) -> AdmissionDecision | None:
-    """The queue's refusal, or None when the request may wait; `displaces` of an allowed one is set by the caller."""
-    bounds = s.workload_class
-    if bounds.max_queue is not None and s.queue_depth >= bounds.max_queue:
-        retry = NO_SERVING_SLOT_RETRY_S if wait_us is None else _ceil_s(s.first_free_us)
-        return AdmissionDecision(Decision.REJECT, Reason.QUEUE_FULL, retry, wait_us)
-    if bounds.overload is Overload.QUEUE or bounds.max_wait_us is None:
-        return None
-    if wait_us is None:
-        return AdmissionDecision(Decision.REJECT, Reason.WAIT_TOO_LONG, NO_SERVING_SLOT_RETRY_S, None)
-    if wait_us > bounds.max_wait_us:
-        # The ceiling of a ceiling to microseconds is the ceiling of the exact quotient.
-        retry = _ceil_s(wait_us - bounds.max_wait_us)
-        return AdmissionDecision(Decision.REJECT, Reason.WAIT_TOO_LONG, retry, wait_us)
-    return None
 
 
 def _within_wait(s: Snapshot, wait_us: int | None) -> bool:
@@ -246,13 +246,11 @@ def decide(s: Snapshot, downgrade: Callable[[], Snapshot | None] | None = None) 
     """
     reason = _identity_reason(s)
     if reason is not None:
-        return AdmissionDecision(Decision.REJECT, reason)
+        return AdmissionDecision(REJECT, reason)
+    if downgrade is None:
+        return _decide_from_scope(s)
     answer = _decide_from_scope(s)
-    if (
-        downgrade is not None
-        and s.workload_class.overload is Overload.DOWNGRADE
-        and (answer.reason is Reason.QUEUE_FULL or answer.reason is Reason.WAIT_TOO_LONG)
-    ):
+    if s.workload_class.overload is Overload.DOWNGRADE and answer.reason in WAIT_REASONS:
         return _downgraded(answer, downgrade())
     return answer
 
@@ -262,7 +260,7 @@ def _downgraded(refusal: AdmissionDecision, fallback: Snapshot | None) -> Admiss
     if fallback is None:
         return refusal
     served = _decide_from_scope(fallback)
-    if served.decision is Decision.REJECT:
+    if served.decision is REJECT:
         return refusal
     return AdmissionDecision(
         Decision.DOWNGRADE,
@@ -281,50 +279,55 @@ def _decide_from_scope(s: Snapshot) -> AdmissionDecision:
     """Checks 2 to 8."""
     reason = _scope_reason(s)
     if reason is not None:
-        return AdmissionDecision(Decision.REJECT, reason)
-    bound = charge_bound_nanos(s)
+        return AdmissionDecision(REJECT, reason)
+    bound = charge_upper_bound_nanos(s.card, s.prompt_bound_tokens, s.max_output_tokens, s.n, s.stage_timeout_us)
     payer: LeasePurse | None = None
-    if s.budget is not None:
-        covered = _payer(s.budget, bound)
-        if isinstance(covered, Reason):
-            return AdmissionDecision(Decision.REJECT, covered, _budget_retry_s(s, covered), None, bound)
-        payer = covered
+    budget = s.budget
+    if budget is not None:
+        payer = budget.purse
+        if payer is None or bound > payer.remaining_nanos:
+            covered = _payer(budget, bound)
+            if isinstance(covered, Reason):
+                return AdmissionDecision(REJECT, covered, _budget_retry_s(s, covered), None, bound)
+            payer = covered
     if not _has_room(s):
-        return AdmissionDecision(Decision.REJECT, Reason.CONCURRENCY_LIMIT, 1, None, bound)
+        return AdmissionDecision(REJECT, Reason.CONCURRENCY_LIMIT, 1, None, bound)
     retry = _rate_retry_s(s)
     if retry:
-        return AdmissionDecision(Decision.REJECT, Reason.RATE_LIMIT, retry, None, bound)
-    if s.largest_slot_kv_tokens is not None and _largest_need(s) > s.largest_slot_kv_tokens:
-        return AdmissionDecision(Decision.REJECT, Reason.NEVER_FITS, None, None, bound)
+        return AdmissionDecision(REJECT, Reason.RATE_LIMIT, retry, None, bound)
+    largest = s.largest_slot_kv_tokens
+    if largest is not None and s.prompt_tokens + s.n * s.max_output_tokens > largest:
+        return AdmissionDecision(REJECT, Reason.NEVER_FITS, None, None, bound)
     if s.free_now:
-        decision = Decision.ADMIT if _fits_memory_now(s) else Decision.QUEUE
-        return AdmissionDecision(decision, None, None, 0, bound, payer)
+        return AdmissionDecision(ADMIT if _fits_memory_now(s) else QUEUE, None, None, 0, bound, payer)
     return _decide_queue(s, bound, payer)
 
 
 def _decide_queue(s: Snapshot, bound_nanos: int, payer: LeasePurse | None) -> AdmissionDecision:
     """Check 7 for a request that cannot start at once."""
-    wait = estimate_wait_us(s.work_ahead_gpu_us, s.first_free_us, s.serving_slots)
-    refusal = _queue_refusal(s, wait)
-    if refusal is None:
-        return AdmissionDecision(Decision.QUEUE, None, None, wait, bound_nanos, payer)
-    if _may_displace(s, refusal.reason, wait):
-        return AdmissionDecision(Decision.QUEUE, None, None, wait, bound_nanos, payer, s.displaceable_id)
-    refusal.charge_upper_bound_nanos = bound_nanos
-    return refusal
+    slots = s.serving_slots
+    # As `estimate_wait_us` has it.
+    wait = -(-(s.work_ahead_gpu_us + s.first_free_us) // slots) if slots > 0 else None
+    bounds = s.workload_class
+    if bounds.max_queue is not None and s.queue_depth >= bounds.max_queue:
+        if _may_displace(s, wait):
+            return AdmissionDecision(QUEUE, None, None, wait, bound_nanos, payer, s.displaceable_id)
+        retry = NO_SERVING_SLOT_RETRY_S if wait is None else _ceil_s(s.first_free_us)
+        return AdmissionDecision(REJECT, Reason.QUEUE_FULL, retry, wait, bound_nanos)
+    most = bounds.max_wait_us
+    if most is None or (wait is not None and wait <= most) or bounds.overload is MAY_WAIT_LONG:
+        return AdmissionDecision(QUEUE, None, None, wait, bound_nanos, payer)
+    # The ceiling of a ceiling to microseconds is the ceiling of the exact quotient.
+    retry = NO_SERVING_SLOT_RETRY_S if wait is None else _ceil_s(wait - most)
+    return AdmissionDecision(REJECT, Reason.WAIT_TOO_LONG, retry, wait, bound_nanos)
 
 
-def _may_displace(s: Snapshot, reason: Reason | None, wait_us: int | None) -> bool:
-    """Whether dropping a queued request of lower precedence makes room.
+def _may_displace(s: Snapshot, wait_us: int | None) -> bool:
+    """Whether dropping a queued request of lower precedence makes room in a full queue.
 
     It frees a queue place, never time: work of lower precedence is not in the estimated wait.
     """
-    return (
-        reason is Reason.QUEUE_FULL
-        and s.workload_class.overload is Overload.CANCEL
-        and s.displaceable_id is not None
-        and _within_wait(s, wait_us)
-    )
+    return s.workload_class.overload is Overload.CANCEL and s.displaceable_id is not None and _within_wait(s, wait_us)
 
 
 def _budget_retry_s(s: Snapshot, reason: Reason) -> int | None:
@@ -339,30 +342,35 @@ def reserve(s: Snapshot, answer: AdmissionDecision) -> Reservation:
 
     Must follow `decide` on the same snapshot with nothing in between. Raises ValueError on a refusal.
     """
-    if answer.decision is Decision.REJECT:
+    if answer.decision is REJECT:
         raise ValueError(f"a refused request reserves nothing (reason {answer.reason})")
     if answer.served_snapshot is not None:
         s = answer.served_snapshot
-    now = s.now_us
-    if s.workload_class.rate_bucket is not None:
-        s.workload_class.rate_bucket.take(1, now)
+    now_us = s.now_us
+    bucket = s.workload_class.rate_bucket
+    if bucket is not None:
+        bucket.take(1, now_us)
     buckets: list[TokenBucket] = []
     counters: list[ConcurrencyCounter] = []
     tokens = 0
+    limits: TenantView | KeyView
     for limits in (s.tenant, s.key):
-        if limits.request_bucket is not None:
-            limits.request_bucket.take(1, now)
-        if limits.token_bucket is not None:
+        bucket = limits.request_bucket
+        if bucket is not None:
+            bucket.take(1, now_us)
+        bucket = limits.token_bucket
+        if bucket is not None:
             tokens = tokens or token_need(s)
-            limits.token_bucket.take(tokens, now)
-            buckets.append(limits.token_bucket)
-        if limits.concurrency is not None:
-            limits.concurrency.enter()
-            counters.append(limits.concurrency)
-    bound = answer.charge_upper_bound_nanos
-    if answer.reserve_from is not None and not answer.reserve_from.reserve(bound):
+            bucket.take(tokens, now_us)
+            buckets.append(bucket)
+        counter = limits.concurrency
+        if counter is not None:
+            counter.enter()
+            counters.append(counter)
+    bound, purse = answer.charge_upper_bound_nanos, answer.reserve_from
+    if purse is not None and not purse.reserve(bound):
         raise ValueError("the lease changed between the decision and the reservation")
-    return Reservation(answer.reserve_from, bound, counters, buckets, tokens)
+    return Reservation(purse, bound, counters, buckets, tokens)
 
 
 def explain_checks(s: Snapshot) -> tuple[Check, ...]:
@@ -452,7 +460,7 @@ def _queue_checks(s: Snapshot) -> tuple[Check, ...]:
     wait = 0 if s.free_now else estimate_wait_us(s.work_ahead_gpu_us, s.first_free_us, s.serving_slots)
     may_displace = bounds.overload is Overload.CANCEL and s.displaceable_id is not None
     depth_held = s.free_now or bounds.max_queue is None or s.queue_depth < bounds.max_queue or may_displace
-    wait_held = s.free_now or bounds.overload is Overload.QUEUE or _within_wait(s, wait)
+    wait_held = s.free_now or bounds.overload is MAY_WAIT_LONG or _within_wait(s, wait)
     wait_ms = None if wait is None else wait / 1000
     limit_ms = None if bounds.max_wait_us is None else bounds.max_wait_us / 1000
     return (

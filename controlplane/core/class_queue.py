@@ -8,9 +8,9 @@ from fractions import Fraction
 from typing import Final
 
 from controlplane.core.fairness import FairQueue, FairTenant, WorkPolicy, WorkUnit
-from controlplane.core.queued_request import Phase, QueuedRequest
+from controlplane.core.queued_request import QUEUED, QueuedRequest
 from controlplane.core.size_classes import DEFAULT_BOUNDS_GPU_US, DeadlineQueue, SizeClassQueue, size_class_of
-from controlplane.core.slots import ClassKind
+from controlplane.core.slots import ClassKind, RunningSlot
 
 NEVER_US: Final = 1 << 62
 
@@ -46,11 +46,18 @@ class ClassQueue:
     `kv_floor_home` and `kv_floor_lent` are lower bounds on the KV tokens that any head needs (the second on those that
     a lent slot may take): under them no scan can find a request that fits. 0 means not known. `blocked` are the heads
     that the last scan passed and that have no reservation, `reserve_due_us` is when the first of them gets one.
+    `slots` serve the class now, `slot_mask` has their bits; `ahead` are the classes whose queued work goes before or
+    with this one's.
     """
 
     __slots__ = (
         "_backlogs",
+        "_linear",
+        "_per_output_token",
+        "_per_prompt_token",
+        "_per_request",
         "_weights",
+        "ahead",
         "blocked",
         "fair",
         "index",
@@ -64,6 +71,8 @@ class ClassQueue:
         "running",
         "serving_places",
         "serving_slots",
+        "slot_mask",
+        "slots",
         "spec",
         "waiting",
     )
@@ -80,12 +89,22 @@ class ClassQueue:
         self.queued = 0
         self.queued_gpu_us = 0
         self.running = 0
+        self.ahead: tuple[ClassQueue, ...] = ()
+        self.slots: tuple[RunningSlot, ...] = ()
+        self.slot_mask = 0
         self.serving_slots = 0
         self.serving_places = 0
         self.kv_floor_home = 0
         self.kv_floor_lent = 0
         self.blocked: list[QueuedRequest] = []
         self.reserve_due_us = NEVER_US
+        # What a request, a prompt token and an output token count, and whether output counts with time alone.
+        work = spec.work
+        tokens = work.unit is WorkUnit.TOKENS
+        self._per_request = 1 if work.unit is WorkUnit.REQUESTS else 0
+        self._per_prompt_token = work.w_prompt if tokens else 0
+        self._per_output_token = work.w_output if tokens else 0
+        self._linear = work.unit is WorkUnit.GPU_TIME
 
     def set_weight(self, tenant: str, weight: int | Fraction) -> None:
         """Set a tenant's weight; it holds for work from now on."""
@@ -113,17 +132,21 @@ class ClassQueue:
         return head
 
     def dispatched(self, tenant: FairTenant, request: QueuedRequest, now_us: int) -> None:
-        """Take out the head of the tenant that was popped, charge its prompt and let the tenant stay or leave."""
-        self._left(request)
-        work = self.spec.work
-        request.charged_work = work.at_dispatch(request.prompt_tokens)
-        self.fair.charge(tenant, request.charged_work)
-        if work.unit is WorkUnit.GPU_TIME or (work.unit is WorkUnit.TOKENS and not request.streamed):
-            total = work.afterwards(request.output_tokens, request.gpu_us)
+        """Take out the head of the least tenant, charge its prompt and let the tenant stay or leave."""
+        backlog = self._backlogs[tenant.slug]
+        backlog.remove(request)
+        if self.waiting.pop(request.id, None) is None:
+            del self.returned[request.id]
+        self.queued -= 1
+        self.queued_gpu_us -= request.gpu_us
+        request.charged_work = work = self._per_request + self._per_prompt_token * request.prompt_tokens
+        tenant.counter += work * tenant.multiplier
+        if self._linear or (self._per_output_token and not request.streamed):
+            total = request.gpu_us if self._linear else self._per_output_token * request.output_tokens
             span_us = max(1, request.expected_end_us - now_us)
             request.linear = self.fair.start_linear(tenant, total, now_us, span_us)
-        if self._backlogs[tenant.slug]:
-            self.fair.push(tenant)
+        if backlog.count:
+            self.fair.served(tenant)
         else:
             self.fair.leave(tenant)
         self.kv_floor_home = self.kv_floor_lent = 0
@@ -131,16 +154,17 @@ class ClassQueue:
     def withdraw(self, request: QueuedRequest) -> None:
         """Take out a queued request that will not run: cancelled, displaced or timed out."""
         self._left(request)
-        if not self._backlogs[request.tenant] and request.fair is not None:
+        if not self._backlogs[request.tenant].count and request.fair is not None:
             self.fair.withdraw(request.fair)
         self.kv_floor_home = self.kv_floor_lent = 0
 
     def produced(self, request: QueuedRequest, output_tokens: int) -> None:
         """Charge output that a streamed request has just produced."""
-        if request.linear is None and request.fair is not None and self.spec.work.unit is WorkUnit.TOKENS:
-            work = self.spec.work.w_output * output_tokens
+        tenant = request.fair
+        if request.linear is None and tenant is not None:
+            work = self._per_output_token * output_tokens
             request.charged_work += work
-            request.fair.counter += work * request.fair.multiplier
+            tenant.counter += work * tenant.multiplier
 
     def reconcile(self, request: QueuedRequest, now_us: int, actual_work: int | None) -> None:
         """The request stopped running: its tenant ends charged with the actual work, or with what is charged so far."""
@@ -159,7 +183,7 @@ class ClassQueue:
     def leads(self, tenant: str, gpu_us: int, deadline_us: int | None, now_us: int) -> bool:
         """Whether a request that arrived now would be the head of its tenant's queue."""
         backlog = self._backlogs.get(tenant)
-        if backlog is None or not backlog:
+        if backlog is None or not backlog.count:
             return True
         if isinstance(backlog, DeadlineQueue):
             return backlog.leads(deadline_us, now_us)
@@ -203,7 +227,7 @@ class ClassQueue:
         request.fair = tenant
         if not tenant.backlogged:
             self.fair.join(tenant)
-        request.phase = Phase.QUEUED
+        request.phase = QUEUED
         request.enqueued_us = now_us
         request.blocked_since_us = None
         self.queued += 1

@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 from fractions import Fraction
-from heapq import heappop, heappush
+from heapq import heappop, heappush, heapreplace
 from typing import Final
 
 DEFAULT_SCALE: Final = 720_720
@@ -107,7 +107,8 @@ class FairQueue:
     """Virtual token counters of the tenants of one class on one agent.
 
     The caller keeps the requests. `join` when a tenant's first request is queued, then for a dispatch at an instant:
-    `settle(now)`, `pop_least(now)`, and either `push` the tenant back or `leave` it when nothing of it is queued.
+    `settle(now)`, `least(now)`, and either `served` when the tenant goes on waiting or `leave` when nothing of it is
+    queued. To look past a tenant, `pop_least` takes it out and `push` puts it back.
     """
 
     __slots__ = ("_heap", "_joining", "_last_left", "scale", "tenants")
@@ -156,9 +157,8 @@ class FairQueue:
         joining = self._joining
         if not joining:
             return
-        floor = self._least(now_us)
-        if floor is None and self._last_left is not None:
-            floor = self._last_left.accrue(now_us)
+        first = self.least(now_us) or self._last_left
+        floor = None if first is None else first.accrue(now_us)
         for tenant in joining:
             if not tenant.backlogged:
                 continue
@@ -173,18 +173,39 @@ class FairQueue:
         tenant.heap_key = key = tenant.counter
         heappush(self._heap, (key, tenant.slug, tenant))
 
+    def least(self, now_us: int) -> FairTenant | None:
+        """The backlogged tenant with the least counter at `now_us`, where it stands; ties go to the first slug."""
+        heap = self._heap
+        while heap:
+            key, slug, tenant = heap[0]
+            if tenant.heap_key != key:
+                heappop(heap)
+                continue
+            counter = tenant.accrue(now_us) if tenant.linear else tenant.counter
+            if counter == key:
+                return tenant
+            tenant.heap_key = counter
+            heapreplace(heap, (counter, slug, tenant))
+        return None
+
+    def served(self, tenant: FairTenant) -> None:
+        """The tenant that `least` has just named was served and goes on waiting, at its present counter."""
+        tenant.heap_key = key = tenant.counter
+        heapreplace(self._heap, (key, tenant.slug, tenant))
+
     def pop_least(self, now_us: int) -> FairTenant | None:
         """Take out the backlogged tenant with the least counter at `now_us`; ties go to the first slug."""
-        if self._least(now_us) is None:
-            return None
-        tenant = heappop(self._heap)[2]
-        tenant.heap_key = None
+        tenant = self.least(now_us)
+        if tenant is not None:
+            heappop(self._heap)
+            tenant.heap_key = None
         return tenant
 
     def peek_least(self, now_us: int) -> FairTenant | None:
         """A tenant whose turn it is, without lifting anyone: that is for dispatch instants only."""
-        if self._least(now_us) is not None:
-            return self._heap[0][2]
+        tenant = self.least(now_us)
+        if tenant is not None:
+            return tenant
         return min((t for t in self._joining if t.backlogged), key=lambda t: t.slug, default=None)
 
     def leave(self, tenant: FairTenant) -> None:
@@ -221,19 +242,3 @@ class FairQueue:
         tenant.counter += correction
         if correction < 0 and tenant.heap_key is not None:
             self.push(tenant)
-
-    def _least(self, now_us: int) -> int | None:
-        """Refresh the top of the heap until it is truly the least; None when nobody is there."""
-        heap = self._heap
-        while heap:
-            key, slug, tenant = heap[0]
-            if tenant.heap_key != key:
-                heappop(heap)
-                continue
-            counter = tenant.accrue(now_us) if tenant.linear else tenant.counter
-            if counter == key:
-                return key
-            heappop(heap)
-            tenant.heap_key = counter
-            heappush(heap, (counter, slug, tenant))
-        return None

@@ -15,12 +15,13 @@ from controlplane.core.slots import RunningSlot
 
 PPM: Final = 1_000_000
 DEFICIT_BOUND_US: Final = 60_000_000
+UNSETTLED_US: Final = -1 << 62
 
 
 class MinimumShare:
     """Deficits per class, in microseconds of GPU time; statistics, therefore floats."""
 
-    __slots__ = ("_settled_us", "active", "deficits_us", "shares_ppm")
+    __slots__ = ("_shared", "active", "deficits_us", "settled_us", "shares_ppm")
 
     def __init__(self, shares_ppm: Sequence[int]) -> None:
         if any(share < 0 for share in shares_ppm) or sum(shares_ppm) > PPM:
@@ -28,31 +29,28 @@ class MinimumShare:
         self.shares_ppm = tuple(shares_ppm)
         self.active = any(shares_ppm)
         self.deficits_us = [0.0] * len(self.shares_ppm)
-        self._settled_us: int | None = None
+        self.settled_us = UNSETTLED_US
+        self._shared = [(index, share) for index, share in enumerate(self.shares_ppm) if share]
 
     def settle(self, now_us: int, slots: Sequence[RunningSlot], queued: Sequence[int], places: int) -> None:
         """Account for the time since the last call, in which neither what ran nor who waited has changed."""
-        since, self._settled_us = self._settled_us, now_us
-        if since is None:
-            return
+        since = self.settled_us
         if now_us <= since:
-            self._settled_us = since
+            return
+        self.settled_us = now_us
+        if since == UNSETTLED_US:
             return
         elapsed = now_us - since
-        delivered = [0.0] * len(self.deficits_us)
-        busy_us = 0
-        for slot in slots:
-            running = len(slot.running)
-            if running:
-                busy_us += elapsed
-                for index, count in enumerate(slot.class_counts):
-                    if count:
-                        delivered[index] += elapsed * count / running
-        for index, share in enumerate(self.shares_ppm):
-            if share:
-                earned = share * busy_us / PPM if queued[index] else 0.0
-                deficit = self.deficits_us[index] + earned - delivered[index]
-                self.deficits_us[index] = min(max(deficit, 0.0), float(DEFICIT_BOUND_US * places))
+        busy = [slot for slot in slots if slot.running]
+        for index, share in self._shared:
+            delivered = 0.0
+            for slot in busy:
+                count = slot.class_counts[index]
+                if count:
+                    delivered += elapsed * count / len(slot.running)
+            earned = share * elapsed * len(busy) / PPM if queued[index] else 0.0
+            deficit = self.deficits_us[index] + earned - delivered
+            self.deficits_us[index] = min(max(deficit, 0.0), float(DEFICIT_BOUND_US * places))
 
     def place_bound(self, index: int, places: int) -> int:
         """ceil(min_share x serving places): the most places a class may hold by its minimum share."""

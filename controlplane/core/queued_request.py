@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Final
 
 from controlplane.core.fairness import FairTenant, LinearWork
 
@@ -14,6 +15,12 @@ class Phase(IntEnum):
     QUEUED = 1
     RUNNING = 2
     ENDED = 3
+
+
+NEW: Final = Phase.NEW
+QUEUED: Final = Phase.QUEUED
+RUNNING: Final = Phase.RUNNING
+ENDED: Final = Phase.ENDED
 
 
 class QueuedRequest:
@@ -89,7 +96,7 @@ class QueuedRequest:
         self.streamed = streamed
         self.cached_tokens = cached_tokens
         self.attempt = 1
-        self.phase = Phase.NEW
+        self.phase: Phase = NEW
         self.class_index = -1
         self.size_class = 0
         self.enqueued_us = arrival_us

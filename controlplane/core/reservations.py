@@ -47,15 +47,24 @@ class TokenBucket:
 
     def take(self, tokens: int, now_us: int) -> bool:
         """Take `tokens` if they are there; a bucket that does not cover them is left as it was."""
+        elapsed = now_us - self.updated_us
+        level = self.level_pico
+        if elapsed > 0:
+            level += elapsed * self.rate_micro_per_s
+            if level > self.burst_pico:
+                level = self.burst_pico
+            self.updated_us = now_us
         need = tokens * PICO
-        if self.refill(now_us) < need:
+        if level < need:
+            self.level_pico = level
             return False
-        self.level_pico -= need
+        self.level_pico = level - need
         return True
 
     def give_back(self, tokens: int) -> None:
         """Return tokens that were taken and not used; never over the burst."""
-        self.level_pico = min(self.burst_pico, self.level_pico + tokens * PICO)
+        level = self.level_pico + tokens * PICO
+        self.level_pico = level if level < self.burst_pico else self.burst_pico
 
     def take_late(self, tokens: int) -> int:
         """Take what was used beyond the estimate; returns the tokens that were no longer there (never below zero)."""
@@ -112,12 +121,14 @@ class LeasePurse:
 
     def settle(self, reserved_nanos: int, charge_nanos: int) -> int:
         """End a reservation with its charge; returns the excess over the reservation, which is the platform's."""
-        self._open(reserved_nanos)
-        booked = min(max(charge_nanos, 0), reserved_nanos)
+        if not 0 <= reserved_nanos <= self.reserved_nanos:
+            raise ValueError(f"{reserved_nanos} nanos are not reserved here (open: {self.reserved_nanos})")
+        charge_nanos = charge_nanos if charge_nanos > 0 else 0
+        booked = charge_nanos if charge_nanos < reserved_nanos else reserved_nanos
         self.reserved_nanos -= reserved_nanos
         self.settled_nanos += booked
         self.remaining_nanos += reserved_nanos - booked
-        return max(charge_nanos, 0) - booked
+        return charge_nanos - booked
 
     def release(self, reserved_nanos: int) -> None:
         """End a reservation without a charge."""
@@ -136,10 +147,6 @@ class LeasePurse:
         self.granted_nanos -= back
         self.remaining_nanos -= back
         return back
-
-    def _open(self, reserved_nanos: int) -> None:
-        if not 0 <= reserved_nanos <= self.reserved_nanos:
-            raise ValueError(f"{reserved_nanos} nanos are not reserved here (open: {self.reserved_nanos})")
 
 
 class ConcurrencyCounter:
@@ -165,7 +172,7 @@ class ConcurrencyCounter:
 
     def enter(self) -> bool:
         """Count one admitted request as queued; False when the limit is reached."""
-        if not self.has_room():
+        if self.limit is not None and self.running + self.queued >= self.limit:
             return False
         self.queued += 1
         return True
@@ -237,8 +244,9 @@ class Reservation:
         if not self.open:
             raise ValueError("this reservation was already settled or released")
         self.open = False
+        running = self.running
         for counter in self.concurrency:
-            counter.leave(running=self.running)
+            counter.leave(running=running)
         for bucket in self.token_buckets:
             if used_tokens < self.tokens:
                 bucket.give_back(self.tokens - used_tokens)

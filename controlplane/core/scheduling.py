@@ -11,16 +11,17 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Final
 
-from controlplane.core.admission_snapshot import Snapshot
+from controlplane.core.admission_snapshot import Overload, Snapshot
 from controlplane.core.class_queue import NEVER_US, ClassQueue, SchedulingClass
 from controlplane.core.fairness import FairTenant
 from controlplane.core.minimum_share import MinimumShare
 from controlplane.core.placement import is_near
 from controlplane.core.preemption import choose_victims
-from controlplane.core.queued_request import Phase, QueuedRequest
+from controlplane.core.queued_request import ENDED, QUEUED, RUNNING, Phase, QueuedRequest
 from controlplane.core.slot_states import SlotState
-from controlplane.core.slots import UNBOUNDED_KV, ClassKind, Isolation, RunningSlot, SlotSpec, serves
+from controlplane.core.slots import NO_END_US, UNBOUNDED_KV, ClassKind, Isolation, RunningSlot, SlotSpec, serves
 
+MAY_DISPLACE: Final = Overload.CANCEL
 DEFAULT_RESERVE_AFTER_US: Final = 2_000_000
 
 
@@ -33,7 +34,10 @@ class Scheduler:
 
     __slots__ = (
         "_by_slug",
-        "_overlap",
+        "_largest_kv",
+        "_open",
+        "_reserve_due_us",
+        "_serving_places",
         "_share",
         "_slot_by_name",
         "classes",
@@ -64,7 +68,13 @@ class Scheduler:
         self._by_slug = {queue.spec.slug: queue for queue in self.classes}
         self._slot_by_name = {slot.spec.name: slot for slot in self.slots}
         self._share = MinimumShare([queue.spec.min_share_ppm for queue in self.classes])
-        self._overlap: tuple[tuple[ClassQueue, ...], ...] = ()
+        self._open = (1 << len(slots)) - 1
+        """Bits of the slots with a free place."""
+        self._reserve_due_us = NEVER_US
+        """No head is due for a reservation before this instant."""
+        largest = max((slot.kv_tokens for slot in self.slots), default=0)
+        self._largest_kv = None if largest >= UNBOUNDED_KV else largest
+        self._serving_places = 0
         self._remap()
 
     # -- what changes the queues -------------------------------------------------------------------------------------
@@ -94,8 +104,7 @@ class Scheduler:
         request.class_index, request.slot_index, request.reserved_slot_index = queue.index, slot.index, -1
         request.fair = queue.fair.tenant(request.tenant, 1 if request.fair is None else request.fair.weight)
         self.requests[request.id] = request
-        slot.start(request, now_us)
-        queue.running += 1
+        self._take_place(request, slot, queue, now_us)
 
     def produced(self, request_id: str | int, output_tokens: int) -> None:
         """A running request sent output; from now on it is not preempted."""
@@ -113,7 +122,7 @@ class Scheduler:
         gpu_us: int | None = None,
     ) -> QueuedRequest:
         """A running request ended, however; figures not given count as estimated, output as produced so far."""
-        request = self._held(request_id, Phase.RUNNING)
+        request = self._held(request_id, RUNNING)
         queue = self.classes[request.class_index]
         self._stop(request, queue, now_us)
         work: int | None = None
@@ -132,7 +141,7 @@ class Scheduler:
         request = self.requests.get(request_id)
         if request is None:
             raise ValueError(f"request {request_id!r} is not here")
-        if request.phase is Phase.RUNNING:
+        if request.phase is RUNNING:
             return self.release(request_id, now_us)
         self._account(now_us)
         self._unreserve(request)
@@ -141,12 +150,12 @@ class Scheduler:
 
     def displace(self, request_id: str | int, now_us: int) -> QueuedRequest:
         """Drop a queued request in favour of one of higher precedence; its client gets `displaced`."""
-        self._held(request_id, Phase.QUEUED)
+        self._held(request_id, QUEUED)
         return self.cancel(request_id, now_us)
 
     def requeue(self, request_id: str | int, now_us: int) -> QueuedRequest:
         """A running request was preempted or is retried: to the head of its queue, attempt + 1, same arrival."""
-        request = self._held(request_id, Phase.RUNNING)
+        request = self._held(request_id, RUNNING)
         queue = self.classes[request.class_index]
         self._stop(request, queue, now_us)
         # It will be charged again when it is dispatched again; its tenant does not pay twice in turns.
@@ -176,11 +185,15 @@ class Scheduler:
 
     def next_dispatch(self, now_us: int) -> QueuedRequest | None:
         """Start the next request and return it with its `slot_index`; None when nothing can start at this instant."""
+        classes: Sequence[ClassQueue] = self.classes
         if self._share.active:
             self._account(now_us)
-        self._reserve_due(now_us)
-        for queue in self._class_order():
-            if queue.queued:
+            classes = self._class_order()
+        if now_us >= self._reserve_due_us:
+            self._reserve_due(now_us)
+        open_slots = self._open
+        for queue in classes:
+            if queue.queued and open_slots & queue.slot_mask:
                 request = self._dispatch_from(queue, now_us)
                 if request is not None:
                     return request
@@ -200,10 +213,7 @@ class Scheduler:
         return chosen
 
     def _class_order(self) -> Sequence[ClassQueue]:
-        share = self._share
-        if not share.active:
-            return self.classes
-        places = sum(slot.places for slot in self.slots if slot.mask)
+        share, places = self._share, self._serving_places
         first = [
             queue
             for queue in self.classes
@@ -211,35 +221,59 @@ class Scheduler:
             and share.deficits_us[queue.index] > 0
             and queue.running < share.place_bound(queue.index, places)
         ]
+        if not first:
+            return self.classes
         first.sort(key=lambda queue: -share.deficits_us[queue.index])
         return (*first, *(queue for queue in self.classes if queue not in first))
 
     def _dispatch_from(self, queue: ClassQueue, now_us: int) -> QueuedRequest | None:
-        bit = 1 << queue.index
-        open_slots: list[RunningSlot] = []
-        home_kv = lent_kv = -1
-        for slot in self.slots:
-            if slot.mask & bit and len(slot.running) < slot.places:
-                open_slots.append(slot)
-                free = slot.kv_free
-                if not slot.on_loan:
-                    if free > home_kv:
-                        home_kv = free
-                elif free > lent_kv:
-                    lent_kv = free
-        if not open_slots or (home_kv < queue.kv_floor_home and lent_kv < queue.kv_floor_lent):
-            return None
-        return self._scan(queue, open_slots, now_us)
+        """Start the head of the first tenant in fair order whose head fits one of the open slots.
 
-    def _scan(self, queue: ClassQueue, open_slots: list[RunningSlot], now_us: int) -> QueuedRequest | None:
-        """Tenants in fair order; a head that does not fit is passed by other tenants, not by its own."""
+        A head that does not fit is passed by other tenants, not by its own.
+        """
+        open_slots = self._open_slots(queue)
+        if (queue.kv_floor_home or queue.kv_floor_lent) and not self._floor_fits(queue, open_slots):
+            return None
         fair = queue.fair
         fair.settle(now_us)
+        tenant = fair.least(now_us)
+        if tenant is None:
+            return None
+        head = queue.head_of(tenant, now_us)
+        slot = self._slot_for(head, queue, open_slots)
+        if slot is None:
+            return self._scan(queue, open_slots, now_us)
+        self._start(head, slot, queue, now_us)
+        queue.dispatched(tenant, head, now_us)
+        if queue.blocked:
+            self._keep_blocked(queue, [], now_us)
+        return head
+
+    def _open_slots(self, queue: ClassQueue) -> Sequence[RunningSlot]:
+        bits = self._open & queue.slot_mask
+        if not bits & (bits - 1):
+            return (self.slots[bits.bit_length() - 1],)
+        return [slot for slot in queue.slots if slot.bit & bits]
+
+    @staticmethod
+    def _floor_fits(queue: ClassQueue, open_slots: Sequence[RunningSlot]) -> bool:
+        """Whether the least memory that any head needs is free in an open slot."""
+        home_kv = lent_kv = -1
+        for slot in open_slots:
+            if not slot.on_loan:
+                home_kv = max(home_kv, slot.kv_free)
+            else:
+                lent_kv = max(lent_kv, slot.kv_free)
+        return home_kv >= queue.kv_floor_home or lent_kv >= queue.kv_floor_lent
+
+    def _scan(self, queue: ClassQueue, open_slots: Sequence[RunningSlot], now_us: int) -> QueuedRequest | None:
+        """The tenants one after the other, because the first one's head does not fit."""
+        fair = queue.fair
         passed: list[FairTenant] = []
         heads: list[QueuedRequest] = []
         floor_home = floor_lent = UNBOUNDED_KV
         started: QueuedRequest | None = None
-        while (tenant := fair.pop_least(now_us)) is not None:
+        while (tenant := fair.least(now_us)) is not None:
             head = queue.head_of(tenant, now_us)
             slot = self._slot_for(head, queue, open_slots)
             if slot is not None:
@@ -247,6 +281,7 @@ class Scheduler:
                 queue.dispatched(tenant, head, now_us)
                 started = head
                 break
+            fair.pop_least(now_us)
             passed.append(tenant)
             floor_home = min(floor_home, head.kv_tokens)
             if head.may_run_lent:
@@ -254,8 +289,7 @@ class Scheduler:
             heads.append(head)
         for tenant in passed:
             fair.push(tenant)
-        if heads or queue.blocked:
-            self._keep_blocked(queue, heads, now_us)
+        self._keep_blocked(queue, heads, now_us)
         if started is None:
             queue.kv_floor_home, queue.kv_floor_lent = floor_home, floor_lent
         return started
@@ -314,11 +348,16 @@ class Scheduler:
     def _start(self, request: QueuedRequest, slot: RunningSlot, queue: ClassQueue, now_us: int) -> None:
         if request.reserved_slot_index >= 0:
             self._unreserve(request)
-        slot.start(request, now_us)
-        queue.running += 1
-        request.phase = Phase.RUNNING
+        self._take_place(request, slot, queue, now_us)
+        request.phase = RUNNING
         request.slot_index = slot.index
         request.started_us = now_us
+
+    def _take_place(self, request: QueuedRequest, slot: RunningSlot, queue: ClassQueue, now_us: int) -> None:
+        slot.start(request, now_us)
+        queue.running += 1
+        if len(slot.running) >= slot.places:
+            self._open &= ~slot.bit
 
     def _keep_blocked(self, queue: ClassQueue, heads: list[QueuedRequest], now_us: int) -> None:
         """Remember the heads that a scan passed, and when the first of them is to get a slot reserved."""
@@ -330,6 +369,8 @@ class Scheduler:
             due_us = head.blocked_since_us + self.reserve_after_us
             if due_us < queue.reserve_due_us:
                 queue.reserve_due_us = due_us
+        if queue.reserve_due_us < self._reserve_due_us:
+            self._reserve_due_us = queue.reserve_due_us
 
     def _reserve_due(self, now_us: int) -> None:
         """Heads that others have passed for long enough: the slot that frees its memory first is kept for each."""
@@ -338,7 +379,7 @@ class Scheduler:
                 continue
             later = []
             for head in queue.blocked:
-                if head.phase is not Phase.QUEUED or head.blocked_since_us is None:
+                if head.phase is not QUEUED or head.blocked_since_us is None:
                     continue
                 if now_us - head.blocked_since_us < self.reserve_after_us:
                     later.append(head)
@@ -348,6 +389,7 @@ class Scheduler:
                     slot.reserved_for = head
                     head.reserved_slot_index = slot.index
             self._keep_blocked(queue, later, now_us)
+        self._reserve_due_us = min((queue.reserve_due_us for queue in self.classes), default=NEVER_US)
 
     def _first_to_free(self, head: QueuedRequest, queue: ClassQueue) -> RunningSlot | None:
         bit, best, best_at = 1 << queue.index, None, 0
@@ -371,39 +413,34 @@ class Scheduler:
         may_run_lent: bool = False,
     ) -> None:
         """Fill the queue's part of an admission snapshot for a request of its class and tenant."""
-        self._reserve_due(snapshot.now_us)
-        queue = self._by_slug[snapshot.workload_class.slug]
-        bit, largest, free, place_open, starts = 1 << queue.index, 0, -1, False, False
-        for slot in self.slots:
-            if slot.kv_tokens > largest:
-                largest = slot.kv_tokens
-            if slot.mask & bit:
-                if slot.kv_free > free:
-                    free = slot.kv_free
-                if len(slot.running) < slot.places:
-                    place_open = True
-                    starts = starts or self._takes(slot, queue, kv_tokens, may_run_lent, snapshot.tenant.slug)
-        snapshot.largest_slot_kv_tokens = None if largest >= UNBOUNDED_KV else largest
-        snapshot.free_kv_tokens = None if largest >= UNBOUNDED_KV else max(free, 0)
+        now_us = snapshot.now_us
+        if now_us >= self._reserve_due_us:
+            self._reserve_due(now_us)
+        queue, largest = self._by_slug[snapshot.workload_class.slug], self._largest_kv
+        snapshot.largest_slot_kv_tokens = largest
+        free_kv, first_end_us = 0, NO_END_US
+        for slot in queue.slots:
+            if slot.kv_free > free_kv:
+                free_kv = slot.kv_free
+            if slot.first_end_us < first_end_us:
+                first_end_us = slot.first_end_us
+        snapshot.free_kv_tokens = None if largest is None else free_kv
         snapshot.queue_depth = queue.queued
         snapshot.serving_slots = queue.serving_slots
-        snapshot.free_now = starts and queue.leads(snapshot.tenant.slug, gpu_us, deadline_us, snapshot.now_us)
-        if not snapshot.free_now:
-            snapshot.work_ahead_gpu_us = sum(ahead.queued_gpu_us for ahead in self._overlap[queue.index])
-            snapshot.first_free_us = 0 if place_open else self.first_free_us(queue.spec.slug, snapshot.now_us)
+        if self._open & queue.slot_mask:
+            tenant, first_end_us = snapshot.tenant.slug, now_us
+            snapshot.free_now = any(
+                self._takes(slot, queue, kv_tokens, may_run_lent, tenant) for slot in self._open_slots(queue)
+            ) and queue.leads(tenant, gpu_us, deadline_us, now_us)
+            if snapshot.free_now:
+                return
+        work_ahead_gpu_us = 0
+        for other in queue.ahead:
+            work_ahead_gpu_us += other.queued_gpu_us
+        snapshot.work_ahead_gpu_us = work_ahead_gpu_us
+        snapshot.first_free_us = first_end_us - now_us if now_us < first_end_us < NO_END_US else 0
+        if snapshot.workload_class.overload is MAY_DISPLACE:
             snapshot.displaceable_id = self.displaceable(queue.spec.slug)
-
-    def first_free_us(self, class_slug: str, now_us: int) -> int:
-        """Expected time to the first free place of the class's slots; 0 when one is free or nothing runs."""
-        bit, first = 1 << self._by_slug[class_slug].index, -1
-        for slot in self.slots:
-            if slot.mask & bit:
-                if len(slot.running) < slot.places:
-                    return 0
-                end_us = slot.first_end_us()
-                if end_us is not None and (first < 0 or end_us < first):
-                    first = end_us
-        return max(0, first - now_us)
 
     def displaceable(self, class_slug: str) -> str | int | None:
         """The newest queued request of strictly lower precedence than the class, of any tenant, lowest class first."""
@@ -425,15 +462,14 @@ class Scheduler:
 
     def _account(self, now_us: int) -> None:
         share = self._share
-        if share.active:
-            places = sum(slot.places for slot in self.slots if slot.mask)
-            share.settle(now_us, self.slots, [queue.queued for queue in self.classes], places)
+        if share.active and now_us > share.settled_us:
+            share.settle(now_us, self.slots, [queue.queued for queue in self.classes], self._serving_places)
 
     def _protected(self, queue: ClassQueue) -> int:
         """Running places of a class that its minimum share keeps from preemption."""
         if not self._share.active or self._share.deficits_us[queue.index] <= 0:
             return 0
-        return self._share.place_bound(queue.index, sum(slot.places for slot in self.slots if slot.mask))
+        return self._share.place_bound(queue.index, self._serving_places)
 
     def _held(self, request_id: str | int, phase: Phase) -> QueuedRequest:
         request = self.requests.get(request_id)
@@ -443,11 +479,14 @@ class Scheduler:
 
     def _stop(self, request: QueuedRequest, queue: ClassQueue, now_us: int) -> None:
         self._account(now_us)
-        self.slots[request.slot_index].stop(request)
+        slot = self.slots[request.slot_index]
+        slot.stop(request)
         queue.running -= 1
+        if len(slot.running) < slot.places:
+            self._open |= slot.bit
 
     def _ended(self, request: QueuedRequest) -> QueuedRequest:
-        request.phase = Phase.ENDED
+        request.phase = ENDED
         del self.requests[request.id]
         return request
 
@@ -476,20 +515,16 @@ class Scheduler:
                     slot.mask |= 1 << queue.index
             if slot.reserved_for is not None and not slot.mask & (1 << slot.reserved_for.class_index):
                 self._unreserve(slot.reserved_for)
+        self._serving_places = sum(slot.places for slot in self.slots if slot.mask)
         for queue in self.classes:
-            serving = [slot for slot in self.slots if slot.mask & (1 << queue.index)]
+            queue.slots = serving = tuple(slot for slot in self.slots if slot.mask & (1 << queue.index))
+            queue.slot_mask = sum(slot.bit for slot in serving)
             queue.serving_slots = len(serving)
             queue.serving_places = sum(slot.places for slot in serving)
             queue.kv_floor_home = queue.kv_floor_lent = 0
-        self._overlap = tuple(
-            tuple(
+        for queue in self.classes:
+            queue.ahead = tuple(
                 other
                 for other in self.classes
-                if other is queue or (other.rank <= queue.rank and self._share_a_slot(other, queue))
+                if other is queue or (other.rank <= queue.rank and other.slot_mask & queue.slot_mask)
             )
-            for queue in self.classes
-        )
-
-    def _share_a_slot(self, one: ClassQueue, other: ClassQueue) -> bool:
-        both = 1 << one.index | 1 << other.index
-        return any(slot.mask & both == both for slot in self.slots)

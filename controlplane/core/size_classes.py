@@ -8,7 +8,7 @@ class it is overtaken by no younger one; and a preempted request goes back to th
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from heapq import heapify, heappop, heappush
 from typing import Final, Generic, Protocol, TypeVar
 
@@ -16,6 +16,8 @@ DEFAULT_BOUNDS_GPU_US: Final = (250_000, 2_000_000)
 """Upper bounds of all size classes but the last, in estimated gpu_us: three classes by default."""
 BEST_EFFORT_US: Final = 1 << 62
 """Stands for the deadline of a request that has none."""
+NEVER_AGED_US: Final = -1 << 62
+"""Every request arrived after this instant."""
 
 
 class Sized(Protocol):
@@ -36,59 +38,77 @@ def size_class_of(gpu_us: int, bounds_gpu_us: tuple[int, ...]) -> int:
     return bisect_left(bounds_gpu_us, gpu_us)
 
 
-def _append_in_order(queue: OrderedDict[str | int, R], request: R) -> None:
-    """Keep a queue in (arrival, id) order; arrivals nearly always come in it already."""
-    last = next(reversed(queue.values()), None)
-    queue[request.id] = request
-    if last is not None and request.order < last.order:
-        for item in sorted(queue.values(), key=lambda r: r.order):
-            queue.move_to_end(item.id)
+def _append_in_order(lane: deque[R], request: R) -> None:
+    """Keep a lane in (arrival, id) order; arrivals nearly always come in it already."""
+    at = len(lane)
+    while at and request.order < lane[at - 1].order:
+        at -= 1
+    if at == len(lane):
+        lane.append(request)
+    else:
+        lane.insert(at, request)
 
 
 class SizeClassQueue(Generic[R]):
-    """Requests of one tenant in an interactive class."""
+    """Requests of one tenant in an interactive class: a lane of preempted ones, then one per size class.
 
-    __slots__ = ("_aging_us", "_by_size", "_count", "_returned")
+    Only the first of a lane is ever dispatched. One that leaves from the middle is named in `_gone` and skipped when
+    it comes to the front, so that a cancellation does not search.
+    """
+
+    __slots__ = ("_aging_us", "_gone", "_lanes", "count")
 
     def __init__(self, size_classes: int, aging_us: int | None) -> None:
-        self._by_size: tuple[OrderedDict[str | int, R], ...] = tuple(OrderedDict() for _ in range(size_classes))
-        self._returned: OrderedDict[str | int, R] = OrderedDict()
+        self._lanes: tuple[deque[R], ...] = tuple(deque() for _ in range(size_classes + 1))
+        self._gone: set[str | int] = set()
         self._aging_us = aging_us
-        self._count = 0
+        self.count = 0
 
     def __len__(self) -> int:
-        return self._count
+        return self.count
 
     def push(self, request: R) -> None:
         """Queue a new request behind its size class."""
-        _append_in_order(self._by_size[request.size_class], request)
-        self._count += 1
+        if self._gone and request.id in self._gone:
+            self._sweep()
+        _append_in_order(self._lanes[request.size_class + 1], request)
+        self.count += 1
 
     def push_back(self, request: R) -> None:
         """Put a preempted request back at the head."""
-        _append_in_order(self._returned, request)
-        self._count += 1
+        if self._gone and request.id in self._gone:
+            self._sweep()
+        _append_in_order(self._lanes[0], request)
+        self.count += 1
 
     def remove(self, request: R) -> None:
         """Take a queued request out, wherever it stands."""
-        if self._by_size[request.size_class].pop(request.id, None) is None:
-            del self._returned[request.id]
-        self._count -= 1
+        lane, returned = self._lanes[request.size_class + 1], self._lanes[0]
+        if lane and lane[0] is request:
+            lane.popleft()
+        elif returned and returned[0] is request:
+            returned.popleft()
+        else:
+            self._gone.add(request.id)
+            if len(self._gone) > self.count // 2 + 16:
+                self._sweep()
+        self.count -= 1
 
     def head(self, now_us: int) -> R | None:
         """The request that goes next at `now_us`; it stays queued."""
+        if self._gone:
+            self._clear_fronts()
+        aged_before_us = NEVER_AGED_US if self._aging_us is None else now_us - self._aging_us
         best: R | None = None
-        oldest: R | None = None
-        for queue in (self._returned, *self._by_size):
-            if queue:
-                first = next(iter(queue.values()))
+        aged: R | None = None
+        for lane in self._lanes:
+            if lane:
+                first = lane[0]
                 if best is None:
-                    best = oldest = first
-                elif oldest is not None and first.order < oldest.order:
-                    oldest = first
-        if oldest is not None and self._aging_us is not None and now_us - oldest.arrival_us > self._aging_us:
-            return oldest
-        return best
+                    best = first
+                if first.arrival_us < aged_before_us and (aged is None or first.order < aged.order):
+                    aged = first
+        return best if aged is None else aged
 
     def leads(self, size_class: int, now_us: int) -> bool:
         """Whether a request of that size class that arrived now would be the head."""
@@ -96,31 +116,55 @@ class SizeClassQueue(Generic[R]):
         if head is None:
             return True
         aged = self._aging_us is not None and now_us - head.arrival_us > self._aging_us
-        return not aged and not self._returned and size_class < head.size_class
+        return not aged and not self._lanes[0] and size_class < head.size_class
+
+    def _clear_fronts(self) -> None:
+        gone = self._gone
+        for lane in self._lanes:
+            while lane and lane[0].id in gone:
+                gone.discard(lane.popleft().id)
+
+    def _sweep(self) -> None:
+        for lane in self._lanes:
+            kept = [request for request in lane if request.id not in self._gone]
+            lane.clear()
+            lane.extend(kept)
+        self._gone.clear()
+
+
+def _add_in_order(queue: OrderedDict[str | int, R], request: R) -> None:
+    last = next(reversed(queue.values()), None)
+    queue[request.id] = request
+    if last is not None and request.order < last.order:
+        for item in sorted(queue.values(), key=lambda r: r.order):
+            queue.move_to_end(item.id)
 
 
 class DeadlineQueue(Generic[R]):
     """Requests of one tenant in a batch class."""
 
-    __slots__ = ("_aging_us", "_by_arrival", "_heap", "_returned")
+    __slots__ = ("_aging_us", "_by_arrival", "_heap", "_returned", "count")
 
     def __init__(self, aging_us: int | None) -> None:
         self._heap: list[tuple[int, tuple[int, str | int], R]] = []
         self._by_arrival: OrderedDict[str | int, R] = OrderedDict()
         self._returned: OrderedDict[str | int, R] = OrderedDict()
         self._aging_us = aging_us
+        self.count = 0
 
     def __len__(self) -> int:
-        return len(self._by_arrival) + len(self._returned)
+        return self.count
 
     def push(self, request: R) -> None:
         """Queue a new request by its deadline."""
-        _append_in_order(self._by_arrival, request)
+        _add_in_order(self._by_arrival, request)
         heappush(self._heap, self._entry(request))
+        self.count += 1
 
     def push_back(self, request: R) -> None:
         """Put a preempted request back at the head."""
-        _append_in_order(self._returned, request)
+        _add_in_order(self._returned, request)
+        self.count += 1
 
     def remove(self, request: R) -> None:
         """Take a queued request out, wherever it stands."""
@@ -129,12 +173,17 @@ class DeadlineQueue(Generic[R]):
         elif len(self._heap) > 2 * len(self._by_arrival) + 16:
             self._heap = [self._entry(item) for item in self._by_arrival.values()]
             heapify(self._heap)
+        self.count -= 1
 
     def head(self, now_us: int) -> R | None:
         """The request that goes next at `now_us`; it stays queued."""
         if self._aging_us is not None:
-            firsts = [next(iter(queue.values())) for queue in (self._by_arrival, self._returned) if queue]
-            oldest = min(firsts, key=lambda r: r.order, default=None)
+            oldest: R | None = None
+            for queue in (self._by_arrival, self._returned):
+                if queue:
+                    first = next(iter(queue.values()))
+                    if oldest is None or first.order < oldest.order:
+                        oldest = first
             if oldest is not None and now_us - oldest.arrival_us > self._aging_us:
                 return oldest
         if self._returned:

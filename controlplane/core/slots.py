@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import Final
 
 from controlplane.core.queued_request import QueuedRequest
@@ -17,6 +17,8 @@ from controlplane.core.slot_states import Band, SlotState
 
 UNBOUNDED_KV: Final = 1 << 62
 """KV tokens of a slot whose backend has no KV memory to run short of."""
+NO_END_US: Final = 1 << 62
+"""The first end of a slot on which nothing runs."""
 
 
 class Isolation(StrEnum):
@@ -69,13 +71,16 @@ def serves(
 class RunningSlot:
     """One slot with what runs on it; KV memory is held at a request's prompt plus expected output.
 
-    `mask` has a bit per class that it serves now; `on_loan` says that it is a flex slot lent to batch in a `reserved`
-    pool, which takes only what can be home within the drain bound.
+    `bit` is its own in masks of slots, `mask` has a bit per class that it serves now; `on_loan` says that it is a flex
+    slot lent to batch in a `reserved` pool, which takes only what can be home within the drain bound. `first_end_us` is
+    when the first running request is expected to end.
     """
 
     __slots__ = (
         "_ends",
+        "bit",
         "class_counts",
+        "first_end_us",
         "index",
         "kv_free",
         "kv_tokens",
@@ -93,6 +98,7 @@ class RunningSlot:
     def __init__(self, spec: SlotSpec, index: int, classes: int) -> None:
         self.spec = spec
         self.index = index
+        self.bit = 1 << index
         self.places = spec.places
         self.kv_tokens = UNBOUNDED_KV if spec.kv_tokens is None else spec.kv_tokens
         self.kv_free = self.kv_tokens
@@ -104,17 +110,24 @@ class RunningSlot:
         self.class_counts = [0] * classes
         self.outstanding_gpu_us = 0
         self.reserved_for: QueuedRequest | None = None
+        self.first_end_us = NO_END_US
         self._ends: list[tuple[int, str | int, QueuedRequest]] = []
 
     def start(self, request: QueuedRequest, now_us: int) -> None:
         """Take a request onto the slot."""
-        self.running[request.id] = request
+        running, gpu_us = self.running, request.gpu_us
+        running[request.id] = request
         self.class_counts[request.class_index] += 1
         self.kv_free -= request.kv_tokens
-        self.outstanding_gpu_us += request.gpu_us
+        self.outstanding_gpu_us += gpu_us
         # A request's gpu_us is its share of the slot; its residence grows with those beside it.
-        request.expected_end_us = now_us + request.gpu_us * len(self.running)
-        heappush(self._ends, (request.expected_end_us, request.id, request))
+        request.expected_end_us = end_us = now_us + gpu_us * len(running)
+        if len(self._ends) > 2 * self.places + 16:
+            self._ends = [entry for entry in self._ends if self._is_present(entry)]
+            heapify(self._ends)
+        heappush(self._ends, (end_us, request.id, request))
+        if end_us < self.first_end_us:
+            self.first_end_us = end_us
 
     def stop(self, request: QueuedRequest) -> None:
         """Take a request off the slot."""
@@ -122,16 +135,16 @@ class RunningSlot:
         self.class_counts[request.class_index] -= 1
         self.kv_free += request.kv_tokens
         self.outstanding_gpu_us -= request.gpu_us
+        if request.expected_end_us <= self.first_end_us:
+            ends = self._ends
+            while ends and not self._is_present(ends[0]):
+                heappop(ends)
+            self.first_end_us = ends[0][0] if ends else NO_END_US
 
-    def first_end_us(self) -> int | None:
-        """When the first running request is expected to end; None when nothing runs."""
-        ends = self._ends
-        while ends:
-            end_us, request_id, request = ends[0]
-            if self.running.get(request_id) is request and request.expected_end_us == end_us:
-                return end_us
-            heappop(ends)
-        return None
+    def _is_present(self, entry: tuple[int, str | int, QueuedRequest]) -> bool:
+        """Whether an entry of the heap of ends is of a request that runs, and not of an earlier stay of it."""
+        end_us, request_id, request = entry
+        return self.running.get(request_id) is request and request.expected_end_us == end_us
 
     def memory_free_at_us(self, kv_tokens: int) -> int | None:
         """When `kv_tokens` are expected to be free, by the running requests' estimates; None if never."""

@@ -4,7 +4,7 @@ import pytest
 
 from controlplane.core.queued_request import QueuedRequest
 from controlplane.core.slot_states import Band, SlotState
-from controlplane.core.slots import ClassKind, Isolation, RunningSlot, SlotSpec, serves
+from controlplane.core.slots import NO_END_US, ClassKind, Isolation, RunningSlot, SlotSpec, serves
 
 
 def kinds(isolation: Isolation, band: Band, state: SlotState = SlotState.HOME, home: str | None = None) -> set[str]:
@@ -39,12 +39,12 @@ def test_first_end_and_memory_follow_the_estimates() -> None:
         request.class_index = 0
         slot.start(request, 0)
     # the second shares the slot with the first: twice its own time
-    assert slot.first_end_us() == 200
+    assert slot.first_end_us == 200
     assert [slot.memory_free_at_us(kv) for kv in (20, 60, 100, 101)] == [0, 200, 900, None]
     slot.stop(two)
-    assert slot.first_end_us() == 900
+    assert slot.first_end_us == 900
     slot.stop(one)
-    assert (slot.first_end_us(), slot.kv_free, slot.outstanding_gpu_us) == (None, 100, 0)
+    assert (slot.first_end_us, slot.kv_free, slot.outstanding_gpu_us) == (NO_END_US, 100, 0)
 
 
 def test_a_slot_needs_places_and_memory() -> None:
