@@ -6,13 +6,14 @@ clock says, spends, trips, demand and the live figures. What is taken out is kep
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import msgspec
 
 from controlplane.exchange.messages import ReportOfTuples
-from controlplane.wire.report import Demand, LeaseSpend, LiveFigures, SlotLive, SlotMeter, Trip
+from controlplane.wire.report import Demand, ItemDone, ItemRoom, LeaseSpend, LiveFigures, SlotLive, SlotMeter, Trip
 
 INT4_MAX: Final = 2**31 - 1
 INT8_MAX: Final = 2**63 - 1
@@ -67,6 +68,40 @@ def _is_meter(row: SlotMeter) -> bool:
     return max(abs(row.warming_us), abs(row.broken_us)) <= COUNT_MAX
 
 
+def _is_room(row: ItemRoom) -> bool:
+    return 0 < row.class_id <= INT4_MAX and 0 <= row.items <= INT4_MAX and -1 <= row.gpu_us <= INT8_MAX
+
+
+def _is_item_done(row: ItemDone) -> bool:
+    small = (row.attempt, row.outcome, row.status)
+    return (
+        0 < row.job_id <= INT8_MAX
+        and 0 < row.line <= INT4_MAX
+        and 0 < row.fence <= INT8_MAX
+        and min(small) >= 0
+        and max(small) < 2**15
+        and _is_uuid(row.request_id)
+        and _is_text(bytes(row.response))
+    )
+
+
+def _is_uuid(text: str) -> bool:
+    try:
+        uuid.UUID(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_text(document: bytes) -> bool:
+    # the decoder passes over what is left as it came
+    try:
+        document.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
 def _is_figures(figures: LiveFigures) -> bool:
     return 0 <= figures.at_us <= CLOCK_MAX_US and all(map(_is_slot, figures.slots))
 
@@ -77,6 +112,8 @@ def _is_slot(slot: SlotLive) -> bool:
 
 def _text(document: Any) -> str:
     # neither JSON nor the database has numbers of this size
+    if isinstance(document, ItemDone):
+        return str(msgspec.structs.astuple(document))
     return str(msgspec.to_builtins(document))
 
 
@@ -85,10 +122,13 @@ _SCALARS: Final = (
     ("live_number", INT8_MAX, 0),
     ("refused_revision", INT4_MAX, None),
     ("sent_us", CLOCK_MAX_US, 0),
+    ("items_through", INT8_MAX, 0),
 )
 _ROWS: Final[tuple[tuple[str, Callable[[Any], bool]], ...]] = (
     ("spends", is_spend),
     ("trips", _is_trip),
     ("demand", _is_demand),
+    ("item_room", _is_room),
+    ("items_done", _is_item_done),
     ("slot_meters", _is_meter),
 )

@@ -7,7 +7,7 @@ and in key order, so their locks are held shortly and no two transactions wait f
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -24,10 +24,12 @@ from controlplane.core.period import US_PER_QUARTER, from_us
 from controlplane.core.reasons import Outcome
 from controlplane.exchange.catalogue import catalogue
 from controlplane.exchange.checking import Checked, check_records, check_rest, read_records
+from controlplane.exchange.items import note_item_room, settle_items
 from controlplane.exchange.messages import Incoming
 from controlplane.fleet.ingest import LiveRow, note_live
 from controlplane.flex.ingest import note_slots, note_trips
 from controlplane.jobs import ingest as jobs
+from controlplane.jobs.item_settling import JobChange
 from controlplane.policy.ingest import note_revisions
 from controlplane.tenants.ingest import note_key_use
 from controlplane.usage import cursors, ingest
@@ -103,7 +105,8 @@ def _judged(cursor: Cursor[Any], group: Sequence[Incoming], now: datetime) -> li
 
 
 def _as_json(incoming: Incoming) -> object:
-    return {**msgspec.to_builtins(incoming.report), **incoming.impossible}
+    # through JSON, because items hold documents that were left as they came
+    return {**msgspec.json.decode(msgspec.json.encode(incoming.report)), **incoming.impossible}
 
 
 def _step(incoming: Incoming, records: int) -> cursors.Step:
@@ -115,7 +118,8 @@ def _store(cursor: Cursor[Any], taken: Sequence[Incoming], now: datetime) -> lis
     """Writes everything of the taken reports; returns how many records of each were set aside."""
     checked = _check(cursor, taken, now)
     stored = np.bincount(checked.records.source, minlength=len(taken)).tolist()
-    _number_jobs(cursor, checked.records)
+    item_jobs = _number_jobs(cursor, checked.records)
+    settled = settle_items(cursor, taken, checked.records, item_jobs, now)
     cursors.advance(cursor, [_step(i, n) for i, n in zip(taken, stored, strict=True)], now)
     ingest.store_records(cursor, checked.records, now)
     ingest.add_slot_usage(cursor, checked.slot_usage)
@@ -127,7 +131,7 @@ def _store(cursor: Cursor[Any], taken: Sequence[Incoming], now: datetime) -> lis
     ingest.add_refusals(cursor, checked.refusals)
     add_objectives(cursor, checked.objectives)
     note_key_use(cursor, _key_use(checked.records), now)
-    jobs.note_progress(cursor, _job_progress(checked.records), now)
+    jobs.note_progress(cursor, _job_progress(checked.records, item_jobs, settled.jobs), now)
     _settle(cursor, taken, checked.records, now)
     return [checked.aside_records.get(at, 0) for at in range(len(taken))]
 
@@ -146,11 +150,12 @@ def _check(cursor: Cursor[Any], taken: Sequence[Incoming], now: datetime) -> Che
     return checked
 
 
-def _number_jobs(cursor: Cursor[Any], records: Records) -> None:
+def _number_jobs(cursor: Cursor[Any], records: Records) -> set[int]:
+    """Writes the ids of their jobs to the records; returns those of jobs whose items are rows."""
     texts = set(records.jobs)
     texts.discard("")
     if not texts:
-        return
+        return set()
     found = jobs.resolve(cursor, texts)
     tenants = records.column("tenant_id").tolist()
     for at, text in enumerate(records.jobs):
@@ -158,6 +163,7 @@ def _number_jobs(cursor: Cursor[Any], records: Records) -> None:
         # a job of another tenant is nobody's business: the record counts without it
         if job is not None and job.tenant_id == tenants[at]:
             records.job_ids[at] = job.id
+    return {job.id for job in found.values() if job.has_items}
 
 
 def _key_use(records: Records) -> dict[int, datetime]:
@@ -168,32 +174,48 @@ def _key_use(records: Records) -> dict[int, datetime]:
     return {key: from_us(us) for key, us in zip(keys.tolist(), newest.tolist(), strict=True)}
 
 
-def _job_progress(records: Records) -> list[jobs.Progress]:
+def _job_progress(records: Records, item_jobs: set[int], changes: Mapping[int, JobChange]) -> list[jobs.Progress]:
+    """Progress by job: of jobs whose items are rows from what was settled, of others from their requests."""
     of_jobs = np.flatnonzero(records.job_ids).tolist()
     completed: dict[int, int] = defaultdict(int)
     failed: dict[int, int] = defaultdict(int)
     gpu: dict[int, int] = defaultdict(int)
     first: dict[int, int] = {}
+    charges: dict[int, int] = defaultdict(int)
     outcomes, statuses = records.column("outcome"), records.column("status")
+    charged = records.rows("charge_prompt_nanos", "charge_gpu_nanos").sum(axis=0)
     for at in of_jobs:
         job_id = int(records.job_ids[at])
         # an attempt that was put back in its queue has answered nobody: its status is 0
         ended = int(statuses[at]) != 0
         done = ended and int(outcomes[at]) == _COMPLETED
-        completed[job_id] += done
-        failed[job_id] += ended and not done
+        if job_id not in item_jobs:
+            completed[job_id] += done
+            failed[job_id] += ended and not done
+        charges[job_id] += int(charged[at])
         gpu[job_id] += int(records.column("gpu_us")[at])
         started_us = int(records.column("arrived_us")[at] + max(0, records.column("queue_us")[at]))
         first[job_id] = min(started_us, first.get(job_id, started_us))
+    nothing = JobChange()
     return [
-        jobs.Progress(job_id, completed[job_id], failed[job_id], gpu[job_id], from_us(first[job_id]))
-        for job_id in sorted(first)
+        jobs.Progress(
+            job_id=job_id,
+            completed=completed[job_id] + changes.get(job_id, nothing).completed,
+            failed=failed[job_id] + changes.get(job_id, nothing).failed,
+            gpu_us=gpu[job_id],
+            first_attempt_at=from_us(first[job_id]) if job_id in first else None,
+            parked=changes.get(job_id, nothing).parked,
+            cancelled=changes.get(job_id, nothing).cancelled,
+            charge_nanos=charges[job_id],
+        )
+        for job_id in sorted({*first, *changes})
     ]
 
 
 def _note_agents(cursor: Cursor[Any], taken: Sequence[Incoming], now: datetime) -> None:
     present = [incoming for incoming in taken if incoming.envelope.epoch == incoming.envelope.sender_epoch]
     note_live(cursor, [_live_row(incoming) for incoming in present], now)
+    note_item_room(cursor, present, now)
     note_demand(cursor, [DemandRow(i.envelope.agent_id, i.pool_id, i.report.demand) for i in present], now)
     slots = [(i.envelope.agent_id, i.report.figures.slots) for i in present if i.report.figures is not None]
     if slots:

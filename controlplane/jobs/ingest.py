@@ -17,20 +17,25 @@ class JobRef:
 
     id: int
     tenant_id: int
+    has_items: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
     """What a transaction adds to one job; `first_attempt_at` is the earliest start of an attempt it saw.
 
-    `failed` counts requests, not items: a client that retries one may still complete the item.
+    `failed` counts requests, not items: a client that retries one may still complete the item. `parked` and
+    `cancelled` are items that are rows; for others their client alone knows.
     """
 
     job_id: int
     completed: int
     failed: int
     gpu_us: int
-    first_attempt_at: datetime
+    first_attempt_at: datetime | None
+    parked: int = 0
+    cancelled: int = 0
+    charge_nanos: int = 0
 
 
 def resolve(cursor: Cursor[Any], texts: Iterable[str]) -> Mapping[str, JobRef]:
@@ -44,8 +49,8 @@ def resolve(cursor: Cursor[Any], texts: Iterable[str]) -> Mapping[str, JobRef]:
                 continue
     if not wanted:
         return {}
-    cursor.execute("SELECT uuid, id, tenant_id FROM jobs_job WHERE uuid = ANY(%s)", (list(wanted),))
-    return {text: JobRef(job_id, tenant_id) for key, job_id, tenant_id in cursor.fetchall() for text in wanted[key]}
+    cursor.execute("SELECT uuid, id, tenant_id, has_items FROM jobs_job WHERE uuid = ANY(%s)", (list(wanted),))
+    return {text: JobRef(*row) for key, *row in cursor.fetchall() for text in wanted[key]}
 
 
 _LOCK_SQL = "SELECT id FROM jobs_job WHERE id = ANY(%s) ORDER BY id FOR UPDATE"
@@ -54,20 +59,24 @@ UPDATE jobs_job j SET
     items_completed = least(j.items, j.items_completed + r.completed),
     items_failed = least(2147483647, j.items_failed::bigint + r.failed)::int,
     gpu_us_done = j.gpu_us_done + r.gpu_us,
-    first_attempt_at = least(coalesce(j.first_attempt_at, r.first_attempt_at), r.first_attempt_at),
-    state = CASE WHEN j.state = 'running' AND j.items_completed + r.completed >= j.items
+    charge_nanos = j.charge_nanos + r.charge_nanos,
+    items_parked = j.items_parked + r.parked,
+    items_cancelled = j.items_cancelled + r.cancelled,
+    first_attempt_at = least(j.first_attempt_at, r.first_attempt_at),
+    state = CASE WHEN j.state = 'running' AND j.items_completed + r.completed + j.items_parked + r.parked >= j.items
                  THEN 'completed' ELSE j.state END,
-    finished_at = CASE WHEN j.finished_at IS NULL AND j.items_completed + r.completed >= j.items
+    finished_at = CASE WHEN j.finished_at IS NULL
+                            AND j.items_completed + r.completed + j.items_parked + r.parked >= j.items
                        THEN %s ELSE j.finished_at END,
     version = j.version + 1
-FROM unnest(%s::bigint[], %s::int[], %s::int[], %s::bigint[], %s::timestamptz[])
-     AS r (id, completed, failed, gpu_us, first_attempt_at)
+FROM unnest(%s::bigint[], %s::int[], %s::int[], %s::bigint[], %s::timestamptz[], %s::int[], %s::int[], %s::bigint[])
+     AS r (id, completed, failed, gpu_us, first_attempt_at, parked, cancelled, charge_nanos)
 WHERE j.id = r.id
 """
 
 
 def note_progress(cursor: Cursor[Any], rows: Sequence[Progress], now: datetime) -> None:
-    """Adds progress to jobs, in id order; a job is finished when every item has completed.
+    """Adds progress to jobs, in id order; a job is finished when every item has completed or was parked.
 
     Failed requests are counted and finish nothing: whether an item is given up, its client knows alone.
     """
@@ -84,5 +93,8 @@ def note_progress(cursor: Cursor[Any], rows: Sequence[Progress], now: datetime) 
             [row.failed for row in ordered],
             [row.gpu_us for row in ordered],
             [row.first_attempt_at for row in ordered],
+            [row.parked for row in ordered],
+            [row.cancelled for row in ordered],
+            [row.charge_nanos for row in ordered],
         ),
     )
