@@ -26,10 +26,14 @@ class ApiBody(Struct):
 
 CHAT_PATH = "/v1/chat/completions"
 TEXT_PATH = "/v1/completions"
+TOKEN_PATHS = frozenset({CHAT_PATH, TEXT_PATH})
+"""Where answers are made token by token; everything else has one answer (`one_shot_body`)."""
 N_MAX = 128
 OUTPUTS_MAX = 1024
 MODEL_CHARS = 256
 STACK_MARGIN = 100
+BRACKETS_SAFE = 200
+"""Nothing with so few brackets is nested too deeply for anybody who reads it."""
 OUTPUT_TOKENS_MAX = 1 << 31
 
 _decoder = msgspec.json.Decoder(ApiBody)
@@ -53,7 +57,8 @@ def read_body(body: bytes, path: str) -> ApiBody:
         if not body.isascii():
             # What passes through unread is not looked at by the decoder.
             body.decode()
-        parsed = _decode(body, STACK_MARGIN)
+        shallow = body.count(b"{") + body.count(b"[") <= BRACKETS_SAFE
+        parsed = _decoder.decode(body) if shallow else _decode(body, STACK_MARGIN)
     except msgspec.ValidationError as error:
         text = str(error)
         raise BadBody(f"The request body is not valid: {text}.", _field_of(text)) from None

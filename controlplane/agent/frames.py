@@ -8,9 +8,9 @@ HEADER = struct.Struct("<II")
 FRAME_BYTES_MAX = 64 * 1024 * 1024
 
 
-def frame(payload: bytes) -> bytes:
-    """One entry as it stands in the file."""
-    return HEADER.pack(len(payload), zlib.crc32(payload)) + payload
+def header(payload: bytes) -> bytes:
+    """What stands before an entry in the file."""
+    return HEADER.pack(len(payload), zlib.crc32(payload))
 
 
 @dataclass(frozen=True)

@@ -5,14 +5,14 @@ from msgspec import Struct, msgpack
 from controlplane.wire.report import UsageRow
 
 
-class Mark(Struct, array_like=True, frozen=True):
+class Mark(Struct, array_like=True, frozen=True, gc=False):
     """A contract version that judges a request, with the minute of its arrival."""
 
     version_id: int
     minute_us: int
 
 
-class Verdict(Struct, array_like=True, frozen=True):
+class Verdict(Struct, array_like=True, frozen=True, gc=False):
     """How one contract version judged a closed request: `good`, `neutral`, or the cause for which it is bad."""
 
     version_id: int

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from controlplane.agent.journal_entries import Mark, Verdict
 from controlplane.agent.policy_state import instant_us
@@ -20,8 +21,7 @@ STREAM_METRICS: Final = frozenset({"ttft", "tpot"})
 FAR_FUTURE_US: Final = 1 << 62
 
 
-@dataclass(frozen=True, slots=True)
-class Judge:
+class Judge(Struct, frozen=True, gc=False):
     """One contract version as a request meets it."""
 
     version_id: int
@@ -29,8 +29,7 @@ class Judge:
     threshold_us: int
 
 
-@dataclass(slots=True)
-class Measured:
+class Measured(Struct, gc=False):
     """What a request came to; None is a metric that it did not reach."""
 
     queue_wait_us: int | None
@@ -135,8 +134,10 @@ class ObjectiveLedger:
         """A request ended; returns the verdicts for the journal."""
         minute_us = arrived_us - arrived_us % MINUTE_US
         successful = measured.completed and not measured.downgraded
-        verdicts = [Verdict(rule.version_id, minute_us, successful, judge(rule, measured)) for rule in judges]
-        for verdict in verdicts:
+        verdicts = []
+        for rule in judges:
+            verdict = Verdict(rule.version_id, minute_us, successful, judge(rule, measured))
+            verdicts.append(verdict)
             self._take(verdict)
         return verdicts
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from controlplane.agent.backends.base import TokenUsage
 from controlplane.agent.call import Call
 from controlplane.agent.objectives import Measured
+from controlplane.agent.purses import SlicePurse
 from controlplane.core.pricing import ChargeLines, charge
 from controlplane.core.reasons import Outcome
-from controlplane.wire.report import FLAG_ESTIMATED, FLAG_NOT_CHARGED, FLAG_STREAMED, UsageRow
+from controlplane.wire.report import FLAG_ESTIMATED, FLAG_NOT_CHARGED, FLAG_OUTAGE, FLAG_STREAMED, UsageRow
 
 NOTHING: Final = ChargeLines(0, 0, 0, 0, 0)
 UNKNOWN: Final = -1
@@ -19,8 +21,7 @@ PAID_IF_DELIVERED: Final = frozenset(
 )
 
 
-@dataclass(slots=True)
-class Settled:
+class Settled(Struct):
     """Tokens and money of an ended call. `charged` false: its GPU time is repeated work."""
 
     usage: TokenUsage
@@ -60,7 +61,7 @@ def settle(call: Call, outcome: Outcome, usage: TokenUsage | None, gpu_us: int) 
 
 def opened_row(call: Call, model_id: int, job: str) -> UsageRow:
     """The record as it stands at admission: if nothing more is heard of the request, it was lost."""
-    flags = (FLAG_STREAMED if call.stream else 0) | FLAG_ESTIMATED | FLAG_NOT_CHARGED
+    flags = _flags_at_admission(call) | FLAG_ESTIMATED | FLAG_NOT_CHARGED
     queued = call.queued
     return UsageRow(
         call.request_id, call.arrived_us, call.arrived_us, 1, UNKNOWN, call.tenant.policy.id, call.key.live.id,
@@ -71,12 +72,20 @@ def opened_row(call: Call, model_id: int, job: str) -> UsageRow:
     )  # fmt: skip
 
 
-@dataclass(slots=True)
-class Stages:
+def _flags_at_admission(call: Call) -> int:
+    flags = FLAG_STREAMED if call.stream else 0
+    reservation = call.reservation
+    if reservation is not None and isinstance(reservation.purse, SlicePurse):
+        flags |= FLAG_OUTAGE
+    return flags
+
+
+class Stages(Struct, gc=False):
     """Time in each stage; they add up to the time from the last byte in to the last byte handed out."""
 
     admission_us: int
     queue_us: int
+    batch_wait_us: int
     preprocess_us: int
     prefill_us: int
     decode_us: int
@@ -85,21 +94,32 @@ class Stages:
 
 def stages_of(call: Call, ended_us: int) -> Stages:
     """Stages that were not reached took no time; the stage in which the call ended takes the rest."""
+    # Every instant is at least the one before it: what was not reached is the end.
+    arrived, dispatched = call.arrived_us, call.dispatched_us
     parsed = call.parsed_us or ended_us
     admitted = call.admitted_us or ended_us
-    dispatched = call.dispatched_us or ended_us
-    began = call.prefill_us or (dispatched if call.dispatched_us else ended_us)
+    admitted = admitted if admitted > parsed else parsed
+    if not dispatched:
+        return Stages(
+            admitted - parsed, ended_us - admitted if ended_us > admitted else 0, 0, parsed - arrived, 0, 0, 0
+        )
+    dispatched = dispatched if dispatched > admitted else admitted
+    batched = (call.batched_us or ended_us) if call.gathers else dispatched
+    batched = batched if batched > dispatched else dispatched
+    began = call.prefill_us or batched
+    began = began if began > batched else batched
     first = call.first_us or ended_us
+    first = first if first > began else began
     last = call.last_us or ended_us
-    if call.dispatched_us:
-        began, first, last = max(began, dispatched), max(first, began, dispatched), max(last, first)
+    last = last if last > first else first
     return Stages(
-        admission_us=max(0, admitted - parsed),
-        queue_us=max(0, dispatched - admitted),
-        preprocess_us=max(0, parsed - call.arrived_us) + max(0, began - dispatched),
-        prefill_us=max(0, first - began) if call.dispatched_us else 0,
-        decode_us=max(0, last - first) if call.dispatched_us else 0,
-        return_us=max(0, ended_us - last) if call.dispatched_us else 0,
+        admitted - parsed,
+        dispatched - admitted,
+        batched - dispatched,
+        parsed - arrived + began - batched,
+        first - began,
+        last - first,
+        ended_us - last if ended_us > last else 0,
     )
 
 
@@ -117,7 +137,7 @@ def closed_row(
 ) -> UsageRow:
     """The record of an ended call."""
     usage, lines, queued = settled.usage, settled.lines, call.queued
-    flags = FLAG_STREAMED if call.stream else 0
+    flags = opened.flags & (FLAG_STREAMED | FLAG_OUTAGE)
     flags |= (FLAG_ESTIMATED if usage.estimated else 0) | (0 if settled.charged else FLAG_NOT_CHARGED)
     ttft_us = call.first_us - call.arrived_us if call.stream and call.first_us else UNKNOWN
     return UsageRow(
@@ -125,8 +145,8 @@ def closed_row(
         opened.tenant_id, opened.key_id, opened.class_id, opened.asked_class_id, opened.model_id, opened.job,
         opened.revision, opened.rate_version, outcome.code, status, flags,
         usage.prompt_tokens, min(usage.cached_tokens, usage.prompt_tokens), usage.output_tokens,
-        stages.admission_us, stages.queue_us, 0, stages.preprocess_us, stages.prefill_us, stages.decode_us,
-        stages.return_us, ttft_us, gpu_us, opened.estimated_gpu_us,
+        stages.admission_us, stages.queue_us, stages.batch_wait_us, stages.preprocess_us, stages.prefill_us,
+        stages.decode_us, stages.return_us, ttft_us, gpu_us, opened.estimated_gpu_us,
         lines.prompt_nanos, lines.cached_nanos, lines.output_nanos, lines.gpu_nanos, opened.client_request_id,
     )  # fmt: skip
 
@@ -136,12 +156,12 @@ def measured(call: Call, outcome: Outcome, ended_us: int) -> Measured:
     tokens = call.output_tokens
     decode_us = call.last_us - call.first_us
     return Measured(
-        queue_wait_us=call.first_dispatch_us - call.arrived_us if call.first_dispatch_us else None,
-        ttft_us=call.first_us - call.arrived_us if call.first_us else None,
-        tpot_us=(decode_us // (tokens - 1) if tokens > 1 else 0) if call.first_us else None,
-        e2e_us=ended_us - call.arrived_us,
-        completed=outcome is Outcome.COMPLETED,
-        cancelled_by_client=outcome is Outcome.CANCELLED_BY_CLIENT,
-        cause=outcome.value,
-        downgraded=call.downgraded,
+        call.first_dispatch_us - call.arrived_us if call.first_dispatch_us else None,
+        call.first_us - call.arrived_us if call.first_us else None,
+        (decode_us // (tokens - 1) if tokens > 1 else 0) if call.first_us else None,
+        ended_us - call.arrived_us,
+        outcome is Outcome.COMPLETED,
+        outcome is Outcome.CANCELLED_BY_CLIENT,
+        outcome.value,
+        call.downgraded,
     )

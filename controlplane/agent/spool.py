@@ -18,7 +18,7 @@ import msgspec
 
 from controlplane.agent.atomic_file import sync_directory
 from controlplane.agent.errors import AgentError
-from controlplane.agent.frames import HEADER, FramesRead, frame, read_frames
+from controlplane.agent.frames import HEADER, FramesRead, header, read_frames
 from controlplane.agent.journal_entries import (
     Accepted,
     Closed,
@@ -73,10 +73,7 @@ class SpoolState:
         if isinstance(entry, Opened):
             self.opened[entry.row.request_id] = entry
         elif isinstance(entry, Closed):
-            opened = self.opened.pop(entry.row.request_id, None)
-            if opened is not None and not opened.counted:
-                self.admitted += opened.marks
-            self.closed.append(entry)
+            self.take_closed(entry)
         elif isinstance(entry, Turned):
             self.turned.append(entry)
         elif isinstance(entry, Moved):
@@ -92,6 +89,13 @@ class SpoolState:
             self.sealed = entry
         elif isinstance(entry, Head):
             self._take_head(entry)
+
+    def take_closed(self, entry: Closed) -> None:
+        """An open request ended."""
+        opened = self.opened.pop(entry.row.request_id, None)
+        if opened is not None and not opened.counted:
+            self.admitted += opened.marks
+        self.closed.append(entry)
 
     def _take_head(self, head: Head) -> None:
         # The segment repeats what was open and unreported when it began.
@@ -203,9 +207,15 @@ class EpochSpool:
     def append(self, entry: Entry) -> None:
         """Buffer an entry and count it in."""
         payload = encode(entry)
-        self.state.take(entry, self._path, self._written + HEADER.size, len(payload))
-        self._buffer.append(frame(payload))
-        self._written += HEADER.size + len(payload)
+        size, kind, state = len(payload), type(entry), self.state
+        if kind is Opened:
+            state.opened[entry.row.request_id] = entry
+        elif kind is Closed:
+            state.take_closed(entry)
+        else:
+            state.take(entry, self._path, self._written + HEADER.size, size)
+        self._buffer += (header(payload), payload)
+        self._written += HEADER.size + size
 
     def flush(self) -> None:
         """Hand everything buffered to the kernel: from here on only the machine's death loses it."""

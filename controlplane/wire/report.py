@@ -58,7 +58,7 @@ class Helloed(Struct, frozen=True):
     broker: str = ""
 
 
-class UsageRow(Struct, array_like=True, frozen=True):
+class UsageRow(Struct, array_like=True, frozen=True, gc=False):
     """One closed attempt; the order of fields is the wire layout 1. -1 stands for unknown in `*_us` and `slot_id`.
 
     `job` is the UUID from `x-flexband-job`, or empty; `client_request_id` at most 128 characters.
@@ -103,6 +103,8 @@ class UsageRow(Struct, array_like=True, frozen=True):
 FLAG_STREAMED = 1
 FLAG_ESTIMATED = 2
 FLAG_NOT_CHARGED = 4
+FLAG_OUTAGE = 8
+"""Admitted from the tenant's outage slice: neither the control plane nor a lease was there."""
 
 
 class SlotUsage(Struct, array_like=True, frozen=True):

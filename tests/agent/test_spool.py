@@ -5,7 +5,7 @@ import shutil
 import msgspec
 import pytest
 
-from controlplane.agent.frames import frame, read_frames
+from controlplane.agent.frames import header, read_frames
 from controlplane.agent.journal_entries import Closed, Cut, Mark, Opened, Turned, Verdict
 from controlplane.agent.objectives import NEUTRAL
 from controlplane.agent.reporting import cut_last_report
@@ -37,7 +37,7 @@ def report_of(spool: EpochSpool) -> Report:
 
 def test_frames_survive_a_cut_at_every_byte():
     payloads = [b"", b"a", b"bb" * 40, bytes(range(256))]
-    data = b"".join(frame(payload) for payload in payloads)
+    data = b"".join(header(payload) + payload for payload in payloads)
     ends = [sum(8 + len(payload) for payload in payloads[: n + 1]) for n in range(len(payloads))]
     for cut in range(len(data) + 1):
         read = read_frames(data[:cut])
@@ -47,7 +47,7 @@ def test_frames_survive_a_cut_at_every_byte():
 
 
 def test_a_flipped_bit_ends_the_reading_there():
-    data = bytearray(frame(b"one") + frame(b"two"))
+    data = bytearray(b"".join(header(word) + word for word in (b"one", b"two")))
     data[8 + 3 + 9] ^= 1
     assert [payload for _, payload in read_frames(bytes(data)).entries] == [b"one"]
 

@@ -1,11 +1,13 @@
 """What the engine asks of a backend: start a request on a slot, tell what comes back, cancel promptly."""
 
-from dataclasses import dataclass
 from typing import Protocol
 
+from msgspec import Struct
 
-@dataclass(slots=True)
-class BackendRequest:
+from controlplane.wire.policy import PolicyDocument
+
+
+class BackendRequest(Struct):
     """One attempt as it is sent to a backend.
 
     `body` is the client's own JSON; a backend that forwards it adds `max_output_tokens`, `include_usage` and
@@ -24,11 +26,12 @@ class BackendRequest:
     n: int
     priority: int
     ignore_eos: bool = False
+    one_shot: bool = False
+    """One answer and no output tokens: `n` is how many inputs it has, and its body passes as it is."""
     traceparent: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
-class TokenUsage:
+class TokenUsage(Struct, frozen=True, gc=False):
     """Tokens as the backend counted them; `estimated` when the agent had to count chunks itself."""
 
     prompt_tokens: int
@@ -37,8 +40,7 @@ class TokenUsage:
     estimated: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
+class Failure(Struct, frozen=True):
     """Why an attempt failed. `status` and `body` are the upstream's own answer where it gave one (4xx passes as it is).
 
     `retryable` says that nothing of it can have had an effect that a second attempt would double. `retry_after` is the
@@ -57,6 +59,9 @@ class Failure:
 
 class Sink(Protocol):
     """Where a backend tells an attempt's progress; nothing is told after `cancel`, `finished` or `failed`."""
+
+    def batch_closed(self) -> None:
+        """The attempt waited for others to run with (`batching`) and waits no more."""
 
     def prefill_began(self) -> None:
         """The prompt is being worked on."""
@@ -100,6 +105,9 @@ class Backend(Protocol):
 
     def set_slots(self, slots: dict[int, int]) -> None:
         """The slots of this agent and the KV tokens of each."""
+
+    def take_policy(self, document: PolicyDocument) -> None:
+        """A revision came into force."""
 
     def start(self, request: BackendRequest, sink: Sink) -> Run:
         """Begin an attempt; the sink is never called from within this call."""

@@ -1,0 +1,138 @@
+"""An inference server that costs next to nothing, so that what is measured is what stands in front of it.
+
+    python -m benchmarks.agent_upstream PORT [--tokens 32] [--token-ms 0] [--answer-ms 0] [--stamp]
+
+Streams have one event per token. With `--stamp` each carries the instant at which it was handed to the kernel, in Unix
+nanoseconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import time
+
+import uvloop
+
+USAGE = b'"usage":{"prompt_tokens":160,"completion_tokens":%d,"total_tokens":%d}'
+HEAD = b'"id":"chatcmpl-1","created":1790000000,"model":"llama-70b"'
+WHOLE_BODY = (
+    b"{%b"
+    b',"object":"chat.completion","choices":[{"index":0,"message":{"role":"assistant","content":"%b"},'
+    b'"finish_reason":"stop"}],%b}'
+)
+STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+END = b"\r\n\r\n"
+
+
+def event(rest: bytes) -> bytes:
+    data = b'data: {%b,"object":"chat.completion.chunk",%b}\n\n' % (HEAD, rest)
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+def delta(content: bytes) -> bytes:
+    return event(b'"choices":[{"index":0,"delta":%b,"finish_reason":null}]' % content)
+
+
+class Plan:
+    """What every answer is."""
+
+    def __init__(self, tokens: int, token_s: float, answer_s: float, stamp: bool) -> None:
+        self.tokens = tokens
+        self.token_s = token_s
+        self.answer_s = answer_s
+        self.stamp = stamp
+        usage = USAGE % (tokens, 160 + tokens)
+        body = WHOLE_BODY % (HEAD, b"hello " * tokens, usage)
+        self.whole = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (
+            len(body),
+            body,
+        )
+        self.word = delta(b'{"content":"hello "}')
+        # Of equal length whatever the instant is, so that only its digits are replaced.
+        self.stamped = delta(b'{"content":"@%019d"}' % 0)
+        self.stamp_at = self.stamped.index(b"@") + 1
+        stop = event(b'"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]')
+        done = b"data: [DONE]\n\n"
+        self.last = stop + event(b'"choices":[],%b' % usage) + b"%x\r\n%b\r\n" % (len(done), done) + b"0\r\n\r\n"
+
+
+class Connection(asyncio.Protocol):
+    """One keep-alive connection, one request at a time."""
+
+    def __init__(self, plan: Plan, loop: asyncio.AbstractEventLoop) -> None:
+        self.plan = plan
+        self.loop = loop
+        self.buffer = b""
+        self.sent = 0
+        self.next_s = 0.0
+
+    def connection_made(self, transport) -> None:
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self.buffer = data = self.buffer + data if self.buffer else data
+        head = data.find(END)
+        if head < 0:
+            return
+        at = data.lower().find(b"content-length:", 0, head)
+        size = int(data[at + 15 : data.index(b"\r", at)])
+        if len(data) < head + 4 + size:
+            return
+        self.buffer = data[head + 4 + size :]
+        plan = self.plan
+        if b'"stream":true' in data:
+            self.transport.write(STREAM_HEAD)
+            self.sent = 0
+            if plan.token_s:
+                self.next_s = self.loop.time() + plan.token_s * random.random()
+                self.loop.call_at(self.next_s, self._token)
+            else:
+                self._token()
+        elif plan.answer_s:
+            self.loop.call_later(plan.answer_s, self._answer)
+        else:
+            self.transport.write(plan.whole)
+
+    def _answer(self) -> None:
+        if not self.transport.is_closing():
+            self.transport.write(self.plan.whole)
+
+    def _token(self) -> None:
+        if self.transport.is_closing():
+            return
+        plan = self.plan
+        if self.sent == plan.tokens:
+            self.transport.write(plan.last)
+            return
+        self.sent += 1
+        if plan.stamp:
+            word = bytearray(plan.stamped)
+            word[plan.stamp_at : plan.stamp_at + 19] = b"%019d" % time.time_ns()
+            self.transport.write(word)
+        else:
+            self.transport.write(plan.word)
+        if plan.token_s:
+            self.next_s += plan.token_s
+            self.loop.call_at(self.next_s, self._token)
+        else:
+            self.loop.call_soon(self._token)
+
+
+async def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("port", type=int)
+    parser.add_argument("--tokens", type=int, default=32)
+    parser.add_argument("--token-ms", type=float, default=0.0)
+    parser.add_argument("--answer-ms", type=float, default=0.0)
+    parser.add_argument("--stamp", action="store_true")
+    given = parser.parse_args()
+    plan = Plan(given.tokens, given.token_ms / 1000, given.answer_ms / 1000, given.stamp)
+    loop = asyncio.get_running_loop()
+    await loop.create_server(lambda: Connection(plan, loop), "127.0.0.1", given.port, backlog=4096)
+    await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    uvloop.run(main())
