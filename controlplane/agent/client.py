@@ -1,6 +1,7 @@
-"""The agent's outbound calls: enrol, hello, report, lease and policy pull. Everything after enrolment is signed."""
+"""The agent's outbound calls: enrol, hello, report, lease, new key, policy pull. After enrolment all are signed."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeVar
 
 import aiohttp
@@ -9,6 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from controlplane.agent.errors import Refused, Unreachable
 from controlplane.wire import signing
+from controlplane.wire.rekeying import Rekey, Rekeyed
 from controlplane.wire.report import (
     Answer,
     Enrol,
@@ -28,12 +30,24 @@ LEASE_TIMEOUT_S = 2.0
 T = TypeVar("T")
 
 
+@dataclass(frozen=True, slots=True)
+class _Signed:
+    """An answer, and the key that signed what it answers."""
+
+    body: bytes
+    key: Ed25519PrivateKey
+
+
 class ControlPlane:
     """One keep-alive session to the control plane. Raises Unreachable or Refused, nothing else."""
 
     def __init__(self, base_url: str, key: Ed25519PrivateKey, agent: str, now_us: Callable[[], int]) -> None:
         self._base = base_url.rstrip("/")
         self._key = key
+        self.spare_key: Ed25519PrivateKey | None = None
+        """The other key of a rotation: what is refused for its signature is sent once more with it."""
+        self.report_key: Ed25519PrivateKey | None = None
+        """What signed the last report that was taken."""
         self.agent = agent
         self._now_us = now_us
         self._session: aiohttp.ClientSession | None = None
@@ -49,23 +63,36 @@ class ControlPlane:
 
     async def hello(self, hello: Hello) -> Helloed:
         body = msgspec.json.encode(hello)
-        return _decoded(await self._signed("POST", "/agent/v1/hello", body, epoch=0), Helloed)
+        return _decoded((await self._signed("POST", "/agent/v1/hello", body, epoch=0)).body, Helloed)
 
     async def report(self, body: bytes, *, epoch: int, seq: int) -> Answer:
         """Send the exact bytes of a report; a repeat is answered like the first.
 
         `epoch` is the sender's present one, also for reports of an epoch before it: that is what makes it their owner.
         """
-        return _decoded(await self._signed("POST", "/agent/v1/report", body, epoch=epoch, seq=seq), Answer)
+        taken = await self._signed("POST", "/agent/v1/report", body, epoch=epoch, seq=seq)
+        answer = _decoded(taken.body, Answer)
+        self.report_key = taken.key
+        return answer
 
     async def lease(self, request: LeaseRequest, *, epoch: int) -> LeaseAnswer:
         body = msgspec.json.encode(request)
         answer = await self._signed("POST", "/agent/v1/lease", body, epoch=epoch, timeout_s=LEASE_TIMEOUT_S)
-        return _decoded(answer, LeaseAnswer)
+        return _decoded(answer.body, LeaseAnswer)
+
+    async def rekey(self, message: Rekey, *, epoch: int) -> Rekeyed:
+        """Post a new key; the same key again is answered the same."""
+        body = msgspec.json.encode(message)
+        return _decoded((await self._signed("POST", "/agent/v1/key", body, epoch=epoch)).body, Rekeyed)
+
+    def sign_with(self, key: Ed25519PrivateKey) -> None:
+        """Sign with another key from now on; the one before becomes the spare."""
+        if key is not self._key:
+            self._key, self.spare_key = key, self._key
 
     async def policy(self, digest: str, *, epoch: int) -> bytes:
         """The signed bundle as it was sent."""
-        return await self._signed("GET", f"/agent/v1/policy/{digest}", b"", epoch=epoch)
+        return (await self._signed("GET", f"/agent/v1/policy/{digest}", b"", epoch=epoch)).body
 
     async def _signed(
         self,
@@ -76,6 +103,27 @@ class ControlPlane:
         epoch: int,
         seq: int | None = None,
         timeout_s: float = CALL_TIMEOUT_S,
+    ) -> _Signed:
+        key, spare = self._key, self.spare_key
+        try:
+            return _Signed(await self._sent(method, path, body, epoch, seq, timeout_s, key), key)
+        except Refused as refused:
+            if refused.code != "bad_signature" or spare is None:
+                raise
+            answer = await self._sent(method, path, body, epoch, seq, timeout_s, spare)
+            if key is self._key:
+                self.sign_with(spare)
+            return _Signed(answer, spare)
+
+    async def _sent(
+        self,
+        method: str,
+        path: str,
+        body: bytes,
+        epoch: int,
+        seq: int | None,
+        timeout_s: float,
+        key: Ed25519PrivateKey,
     ) -> bytes:
         stamp = self._now_us() if seq is None else seq
         message = signing.request_message(method=method, path=path, body=body, epoch=epoch, stamp=stamp)
@@ -83,7 +131,7 @@ class ControlPlane:
             signing.AGENT_HEADER: self.agent,
             signing.EPOCH_HEADER: str(epoch),
             signing.TIME_HEADER if seq is None else signing.SEQ_HEADER: str(stamp),
-            signing.SIGNATURE_HEADER: signing.to_text(signing.sign(self._key, message)),
+            signing.SIGNATURE_HEADER: signing.to_text(signing.sign(key, message)),
         }
         return await self._call(method, path, body, headers, timeout_s)
 

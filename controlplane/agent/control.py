@@ -19,6 +19,7 @@ from controlplane.agent.clock import boot_id, boot_us
 from controlplane.agent.engine import Engine
 from controlplane.agent.errors import AgentError, Refused, Retired, Superseded, Unreachable
 from controlplane.agent.identity import Identity
+from controlplane.agent.key_rotation import KeyRotation
 from controlplane.agent.lease_desk import LeaseDesk
 from controlplane.agent.options import Options
 from controlplane.agent.policy_state import LiveList, PolicyState, Trust
@@ -69,6 +70,8 @@ class Control:
         self.live = live
         self.leases = LeaseDesk(client, engine, self.epoch_now)
         engine.flex.on_trip = self.report_now
+        self.keys = KeyRotation(options.state_dir, client, self.epoch_now)
+        self.keys.on_posted = self.report_now
         self.reachable = False
         self.interval_s = 1.0
         self.broker = ""
@@ -291,6 +294,7 @@ class Control:
         now_us = self.engine.clock.now_us()
         spool.accept(max(answer.accepted_through, report.seq), now_us)
         self.last_answer_us = now_us
+        self.keys.report_taken()
         self._apply(answer, sent_boot_us=sent_boot_us, sent_us=sent_us)
         return True
 
@@ -372,6 +376,8 @@ class Control:
         if answer.quarantined:
             log.warning("the control plane set %d rows aside: see the audit page", answer.quarantined)
         engine.draining = answer.drain or self._stopping
+        if answer.rotate_key and not self._stopping:
+            self.keys.asked()
         self.pull(answer.revision, answer.digest)
         engine.pump(now_us)
 
@@ -448,6 +454,7 @@ class Control:
     async def end(self, within_s: float) -> None:
         """The last report: everything, with the seal. What does not get through waits in the spool."""
         self._stopping = True
+        await self.keys.end()
         spool = self.store.current
         if spool is None or spool.gap:
             return

@@ -8,12 +8,13 @@ from pathlib import Path
 import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from controlplane.agent.atomic_file import write_atomic
+from controlplane.agent.atomic_file import sync_directory, write_atomic
 from controlplane.agent.errors import AgentError
 from controlplane.wire import signing
 from controlplane.wire.report import Enrolled, Helloed
 
 KEY_FILE = "agent.key"
+NEXT_KEY_FILE = "agent.key.next"
 IDENTITY_FILE = "identity.json"
 
 
@@ -53,11 +54,35 @@ def load(state_dir: Path) -> Identity:
     return Identity(key=key, stored=stored)
 
 
+def stored_next_key(state_dir: Path) -> Ed25519PrivateKey | None:
+    """The key of a rotation that is under way. Raises AgentError when its file is unusable."""
+    path = state_dir / NEXT_KEY_FILE
+    try:
+        return _load_key(path) if path.exists() else None
+    except (OSError, ValueError) as error:
+        raise AgentError(f"the state directory {state_dir} cannot be used: {error}") from error
+
+
+def make_next_key(state_dir: Path) -> Ed25519PrivateKey:
+    """A new key, on disk beside the present one. Raises OSError."""
+    return _make_key(state_dir / NEXT_KEY_FILE)
+
+
+def promote_next_key(state_dir: Path) -> None:
+    """The next key is the key: one rename, so that a kill leaves either both files or the new one. Raises OSError."""
+    (state_dir / NEXT_KEY_FILE).replace(state_dir / KEY_FILE)
+    sync_directory(state_dir)
+
+
+def _make_key(path: Path) -> Ed25519PrivateKey:
+    key = Ed25519PrivateKey.generate()
+    write_atomic(path, base64.b64encode(key.private_bytes_raw()), mode=0o600)
+    return key
+
+
 def _load_key(path: Path) -> Ed25519PrivateKey:
     if not path.exists():
-        key = Ed25519PrivateKey.generate()
-        write_atomic(path, base64.b64encode(key.private_bytes_raw()), mode=0o600)
-        return key
+        return _make_key(path)
     if path.stat().st_mode & 0o077:
         raise ValueError(f"{path} can be read by others: run chmod 600 on it")
     os.chmod(path, 0o600)

@@ -25,14 +25,22 @@ FLEX_INTERVAL_MS = 1_000
 INTERVAL_MS = 2_000
 
 
+@dataclass(frozen=True, slots=True)
+class AgentFacts:
+    """Has its pool a flex band, shall it drain, shall it change its key?"""
+
+    flex: bool = False
+    drain: bool = False
+    rotate_key: bool = False
+
+
 @dataclass
 class Outlook:
     """What the control plane wants of some agents now, by agent id."""
 
     generation: int = 1
     live_number: int = 0
-    facts: dict[int, tuple[bool, bool]] = field(default_factory=dict)
-    """(has its pool a flex band, shall the agent drain)"""
+    facts: dict[int, AgentFacts] = field(default_factory=dict)
     desired: Mapping[int, tuple[int, str]] = field(default_factory=dict)
     grants: Mapping[int, list[Grant]] = field(default_factory=dict)
     leases: Mapping[int, list[Lease]] = field(default_factory=dict)
@@ -43,7 +51,7 @@ class Outlook:
 _FACTS_SQL = """
 SELECT a.id,
        EXISTS (SELECT 1 FROM fleet_slot s WHERE s.pool_id = a.pool_id AND s.band = 'flex'),
-       a.drain_requested_at IS NOT NULL
+       a.drain_requested_at IS NOT NULL, a.key_rotation_asked_at IS NOT NULL
 FROM fleet_agent a WHERE a.id = ANY(%s)
 """
 
@@ -64,7 +72,7 @@ def look(connection: Connection[Any], agents: Sequence[tuple[int, int]], now: da
         ).fetchone()
         if row is not None:
             outlook.generation, outlook.live_number = row
-        outlook.facts = {row[0]: (row[1], row[2]) for row in cursor.execute(_FACTS_SQL, (ids,)).fetchall()}
+        outlook.facts = {row[0]: AgentFacts(*row[1:]) for row in cursor.execute(_FACTS_SQL, (ids,)).fetchall()}
         outlook.desired = desired_for(cursor, ids)
         outlook.grants = grants_for(cursor, ids)
         outlook.leases = open_leases(cursor, agents)
@@ -96,13 +104,13 @@ def compose(incoming: Incoming, result: Result, outlook: Outlook, now: datetime)
     """The answer to a report that was taken or repeated."""
     agent_id = incoming.envelope.agent_id
     revision, digest = outlook.desired.get(agent_id, (0, ""))
-    flex, drain = outlook.facts.get(agent_id, (False, False))
+    facts = outlook.facts.get(agent_id, AgentFacts())
     return Answer(
         accepted_through=result.through,
         repeat=result.verdict is Verdict.REPEAT,
         revision=revision,
         digest=digest,
-        interval_ms=interval_ms(flex=flex),
+        interval_ms=interval_ms(flex=facts.flex),
         server_time_us=to_us(now),
         generation=outlook.generation,
         grants=outlook.grants.get(agent_id, []),
@@ -111,7 +119,8 @@ def compose(incoming: Incoming, result: Result, outlook: Outlook, now: datetime)
         shares=outlook.shares.get(agent_id, []),
         live=_live(incoming.report.live_number, outlook.live_number),
         quarantined=result.set_aside,
-        drain=drain,
+        rotate_key=facts.rotate_key,
+        drain=facts.drain,
     )
 
 

@@ -77,8 +77,8 @@ class ExchangeApplication:
         if method == "GET" and name.startswith("policy/"):
             caller = await self._caller(scope, headers, b"")
             return await handlers.policy(caller, name.removeprefix("policy/"), headers.get(b"if-none-match", b""))
-        if name not in ("enrol", "hello", "report", "lease"):
-            raise Refusal("not_found", "Agents use enrol, hello, report, lease and policy/<digest>.")
+        if name not in ("enrol", "hello", "report", "lease", "key"):
+            raise Refusal("not_found", "Agents use enrol, hello, report, lease, key and policy/<digest>.")
         if method != "POST":
             raise Refusal("not_found", f"Use POST for {path}.", status=405)
         limit = settings.REPORT_BODY_LIMIT_BYTES if name == "report" else SMALL_BODY_BYTES
@@ -90,7 +90,8 @@ class ExchangeApplication:
         body = _unpacked(sent, headers, limit)
         if name == "report":
             return await handlers.report(caller, body, hashlib.sha256(body).digest(), received)
-        return await (handlers.hello(caller, body) if name == "hello" else handlers.lease(caller, body))
+        handler = {"hello": handlers.hello, "lease": handlers.lease, "key": handlers.key}[name]
+        return await handler(caller, body)
 
     async def _caller(self, scope: Scope, headers: Headers, body: bytes) -> Caller:
         assert self._handlers is not None

@@ -6,10 +6,13 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any
 
+from controlplane.core.period import from_us
 from controlplane.exchange.database import connection
 from controlplane.exchange.problems import Refusal
+from controlplane.fleet.keys import KEY_OVERLAP
 from controlplane.wire import signing
 
 SNAPSHOT_AGE_S = 2.0
@@ -31,7 +34,16 @@ class KnownAgent:
     state: str
     public_key: bytes
     next_public_key: bytes | None
+    next_key_at: datetime | None
     epoch: int
+
+    def keys(self, now: datetime) -> list[bytes]:
+        """The public keys whose signatures count at an instant: two in a rotation, the new one after its overlap."""
+        if self.next_public_key is None or self.next_key_at is None:
+            return [self.public_key]
+        if now < self.next_key_at + KEY_OVERLAP:
+            return [self.public_key, self.next_public_key]
+        return [self.next_public_key]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +53,16 @@ class Caller:
     agent: KnownAgent
     epoch: int
     seq: int | None
+    public_key: bytes
+
+    @property
+    def has_changed_its_key(self) -> bool:
+        """It signed with the key that it posted last, which is not its only one yet."""
+        return self.public_key == self.agent.next_public_key
 
 
 _SNAPSHOT_SQL = """
-SELECT a.id, a.uuid::text, a.name, a.pool_id, p.slug, a.state, a.public_key, a.next_public_key, a.epoch
+SELECT a.id, a.uuid::text, a.name, a.pool_id, p.slug, a.state, a.public_key, a.next_public_key, a.next_key_at, a.epoch
 FROM fleet_agent a JOIN fleet_pool p ON p.id = a.pool_id
 """
 
@@ -57,9 +75,9 @@ def load_agents() -> dict[str, KnownAgent]:
 
 
 def _known(*row: Any) -> KnownAgent:
-    agent_id, uuid, name, pool_id, pool, state, key, next_key, epoch = row
+    agent_id, uuid, name, pool_id, pool, state, key, next_key, next_key_at, epoch = row
     known = None if next_key is None else bytes(next_key)
-    return KnownAgent(agent_id, uuid, name, pool_id, pool, state, bytes(key), known, epoch)
+    return KnownAgent(agent_id, uuid, name, pool_id, pool, state, bytes(key), known, next_key_at, epoch)
 
 
 class AgentDirectory:
@@ -72,11 +90,14 @@ class AgentDirectory:
         self._loaded_at = float("-inf")
         self._loading: asyncio.Future[None] | None = None
 
-    async def find(self, uuid: str, *, epoch: int | None = None) -> KnownAgent | None:
-        """The agent; a snapshot that is too old, lacks it or has an older epoch than `epoch` is loaded again."""
+    async def find(self, uuid: str, *, epoch: int | None = None, doubted: bool = False) -> KnownAgent | None:
+        """The agent; a snapshot that is too old, lacks it or has an older epoch than `epoch` is loaded again.
+
+        So is one that is `doubted` because no key in it fits: another process may have taken a new key a moment ago.
+        """
         age = self._clock() - self._loaded_at
         agent = self._agents.get(uuid)
-        doubtful = agent is None or (epoch is not None and epoch > agent.epoch)
+        doubtful = doubted or agent is None or (epoch is not None and epoch > agent.epoch)
         if age > SNAPSHOT_AGE_S or (doubtful and age > RELOAD_PAUSE_S):
             await self._reload()
         elif doubtful:
@@ -90,6 +111,10 @@ class AgentDirectory:
         agent = self._agents.get(uuid)
         if agent is not None and agent.epoch < epoch:
             self._agents[uuid] = replace(agent, epoch=epoch)
+
+    def forget(self) -> None:
+        """This process changed what the snapshot says: the next request loads it again."""
+        self._loaded_at = float("-inf")
 
     async def _reload(self) -> None:
         if self._loading is None:
@@ -136,25 +161,33 @@ async def authenticate(
     agent = await directory.find(uuid, epoch=epoch)
     if agent is None:
         raise Refusal("unknown_agent", "No agent has this id. Enrol it with a new token from the Agents page.")
-    if not _signed_by(agent, signature, method, path, body, epoch, stamp if seq is None else seq):
-        raise Refusal("bad_signature", "The request was not signed with the key that this agent enrolled with.")
+    raw = _raw(signature)
+    signed_stamp = seq if seq is not None else stamp
+    assert signed_stamp is not None
+    message = signing.request_message(method=method, path=path, body=body, epoch=epoch, stamp=signed_stamp)
+    key = _key_of(agent, raw, message, now_us)
+    if key is None and raw:
+        agent = await directory.find(uuid, doubted=True) or agent
+        key = _key_of(agent, raw, message, now_us)
+    if key is None:
+        raise Refusal("bad_signature", "The request was not signed with a key that is good for this agent now.")
     if stamp is not None and abs(stamp - now_us) > signing.TIME_TOLERANCE_US:
         raise Refusal("bad_signature", "The signed time is over 5 minutes off. Set this machine's clock (NTP).")
     if agent.state == "retired":
         raise Refusal("retired", f"The agent {agent.name} was retired. Enrol it again if it shall serve.")
     if agent.state != "active":
         raise Refusal("unknown_agent", f"The agent {agent.name} waits for approval on the Agents page.", status=403)
-    return Caller(agent=agent, epoch=epoch, seq=seq)
+    return Caller(agent=agent, epoch=epoch, seq=seq, public_key=key)
 
 
-def _signed_by(
-    agent: KnownAgent, signature: str, method: str, path: str, body: bytes, epoch: int, stamp: int | None
-) -> bool:
-    assert stamp is not None
+def _raw(signature: str) -> bytes:
     try:
-        raw = signing.from_text(signature)
+        return signing.from_text(signature)
     except ValueError:
-        return False
-    message = signing.request_message(method=method, path=path, body=body, epoch=epoch, stamp=stamp)
-    keys = [agent.public_key, *([agent.next_public_key] if agent.next_public_key else [])]
-    return any(signing.verify(key, raw, message) for key in keys)
+        return b""
+
+
+def _key_of(agent: KnownAgent, signature: bytes, message: bytes, now_us: int) -> bytes | None:
+    """The agent's key that made the signature, if one did that is good now."""
+    keys = agent.keys(from_us(now_us))
+    return next((key for key in keys if signing.verify(key, signature, message)), None)

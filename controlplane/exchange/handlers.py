@@ -1,4 +1,4 @@
-"""The five things an agent can ask for; every handler takes verified bytes and gives a `Reply`."""
+"""The six things an agent can ask for; every handler takes verified bytes and gives a `Reply`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from psycopg import Cursor
 
 from controlplane.budgets.leases import Asking, SpendReport, acquire, open_leases, settle
 from controlplane.core.period import to_us
-from controlplane.exchange import enrolment
+from controlplane.exchange import enrolment, rekeying
 from controlplane.exchange.answers import Outlook, compose, interval_ms, look
 from controlplane.exchange.authentication import AgentDirectory, Caller
 from controlplane.exchange.bounding import bounded, is_spend
@@ -31,6 +31,7 @@ from controlplane.exchange.problems import Refusal, Reply
 from controlplane.fleet.models import Slot
 from controlplane.policy.queries import bundle, desired_for, kept_bundle, signing_keys
 from controlplane.usage.cursors import Envelope, Verdict
+from controlplane.wire.rekeying import Rekey
 from controlplane.wire.report import Enrol, Enrolled, Hello, Helloed, LeaseAnswer, LeaseRequest
 
 T = TypeVar("T")
@@ -45,6 +46,7 @@ _LARGE_BYTES = 256 * 1024
 _enrol_decoder = msgspec.json.Decoder(Enrol)
 _hello_decoder = msgspec.json.Decoder(Hello)
 _lease_decoder = msgspec.json.Decoder(LeaseRequest)
+_rekey_decoder = msgspec.json.Decoder(Rekey)
 
 
 def _reply(document: Any) -> Reply:
@@ -117,6 +119,8 @@ class Handlers:
         try:
             result = await self._group_commit.submit(incoming)
             _refuse(result, incoming)
+            if caller.has_changed_its_key:
+                await self._complete_rotation(caller)
             outlook = await self._outlooks.of(caller.agent.id, caller.agent.epoch)
         except (NotStored, psycopg.OperationalError) as error:
             raise Refusal("busy", "The report was not stored. Send the same bytes again.") from error
@@ -124,6 +128,16 @@ class Handlers:
         if outlook.live_number == report.live_number:
             return _reply(compose(incoming, result, outlook, now))
         return _reply(await self.blocking(compose, incoming, result, outlook, now))
+
+    async def _complete_rotation(self, caller: Caller) -> None:
+        await self.blocking(rekeying.complete, caller, datetime.now(UTC))
+        self.directory.forget()
+
+    async def key(self, caller: Caller, body: bytes) -> Reply:
+        message = decode(_rekey_decoder, body, "The new key")
+        rekeyed = await self.blocking(rekeying.take, caller, message, datetime.now(UTC))
+        self.directory.forget()
+        return _reply(rekeyed)
 
     async def lease(self, caller: Caller, body: bytes) -> Reply:
         _own_epoch(caller)

@@ -6,7 +6,7 @@ import django_filters
 from django.db.models import QuerySet
 from django.shortcuts import get_object_or_404
 from django.utils import timezone
-from drf_spectacular.utils import extend_schema
+from drf_spectacular.utils import extend_schema, extend_schema_field
 from rest_framework import serializers, status
 from rest_framework.decorators import action
 from rest_framework.mixins import ListModelMixin, RetrieveModelMixin
@@ -15,7 +15,7 @@ from rest_framework.response import Response
 from rest_framework.viewsets import GenericViewSet
 
 from controlplane.audit.actors import actor_of
-from controlplane.fleet import actions, queries
+from controlplane.fleet import actions, keys, queries
 from controlplane.fleet.models import Agent, EnrolmentToken, Pool, Slot
 from controlplane.fleet.served_classes import room_warnings
 from controlplane.tenants.rest import ReasonField, ReasonSerializer, VersionedViewSet, writes
@@ -240,10 +240,22 @@ class SlotViewSet(ListModelMixin, VersionedViewSet):
 # ---- agents ----
 
 
+class AgentKeySerializer(serializers.Serializer):
+    """Its key and, in a rotation, the next one, by the first 16 hex digits of each one's SHA-256."""
+
+    id = serializers.CharField(source="key_id")
+    since = serializers.DateTimeField()
+    rotation_asked_at = serializers.DateTimeField(source="asked_at", allow_null=True)
+    next_id = serializers.CharField(source="next_key_id", allow_null=True)
+    next_posted_at = serializers.DateTimeField(source="posted_at", allow_null=True)
+    refused_from = serializers.DateTimeField(source="old_until", allow_null=True)
+
+
 class AgentSerializer(serializers.ModelSerializer):
     """An agent with what it last said; null is unknown."""
 
     pool = serializers.SlugRelatedField("slug", read_only=True)
+    key = serializers.SerializerMethodField()
     reported_at = serializers.SerializerMethodField()
     revision = serializers.SerializerMethodField()
 
@@ -251,8 +263,12 @@ class AgentSerializer(serializers.ModelSerializer):
         model = Agent
         fields = (
             "id", "uuid", "name", "pool", "state", "epoch", "address", "software", "enrolled_at", "retired_at",
-            "drain_requested_at", "reported_at", "revision",
+            "drain_requested_at", "key", "reported_at", "revision",
         )  # fmt: skip
+
+    @extend_schema_field(AgentKeySerializer)
+    def get_key(self, agent: Agent) -> Any:
+        return AgentKeySerializer(keys.key_state(agent)).data
 
     def get_reported_at(self, agent: Agent) -> str | None:
         live = getattr(agent, "live", None)
@@ -277,7 +293,12 @@ class AgentViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet):
 
     read_permission = "agent.read"
     write_permission = "agent.retire"
-    action_permissions = {"approve": "agent.enrol", "drain": "agent.drain", "undrain": "agent.drain"}
+    action_permissions = {
+        "approve": "agent.enrol",
+        "drain": "agent.drain",
+        "undrain": "agent.drain",
+        "rotate_key": "agent.rotate_key",
+    }
     serializer_class = AgentSerializer
     filterset_class = AgentFilter
     ordering_fields = ("id", "name", "enrolled_at")
@@ -308,6 +329,13 @@ class AgentViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet):
     def undrain(self, request: Request, pk: str) -> Response:
         """The agent serves again from its next report on."""
         return self._with_reason(request, actions.cancel_drain)
+
+    @extend_schema(request=ReasonSerializer)
+    @action(detail=True, methods=["post"], url_path="rotate-key")
+    @writes
+    def rotate_key(self, request: Request, pk: str) -> Response:
+        """The agent makes a new signing key with its next report; the old one ends with its first report by the new."""
+        return self._with_reason(request, keys.ask_for_new_key)
 
     @extend_schema(request=ReasonSerializer)
     @action(detail=True, methods=["post"])

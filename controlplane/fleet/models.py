@@ -101,7 +101,11 @@ class Pool(models.Model):
 
 
 class Agent(models.Model):
-    """A process next to 1..n slots. Only its public key is stored. `epoch` fences older processes of the same agent."""
+    """A process next to 1..n slots. Only its public key is stored. `epoch` fences older processes of the same agent.
+
+    A rotation is asked for at `key_rotation_asked_at`; the agent posts `next_public_key` at `next_key_at`; the first
+    report signed by it makes it the `public_key`, at `key_changed_at`, and ends the rotation.
+    """
 
     class State(models.TextChoices):
         PENDING = "pending"
@@ -115,6 +119,9 @@ class Agent(models.Model):
     state = models.CharField(max_length=8, choices=State.choices, default=State.PENDING)
     public_key = models.BinaryField(max_length=32)
     next_public_key = models.BinaryField(max_length=32, null=True, blank=True)
+    key_rotation_asked_at = models.DateTimeField(null=True, blank=True)
+    next_key_at = models.DateTimeField(null=True, blank=True)
+    key_changed_at = models.DateTimeField(null=True, blank=True)
     epoch = models.IntegerField(default=0)
     address = models.CharField(max_length=200, blank=True, default="")
     software = models.CharField(max_length=60, blank=True, default="")

@@ -14,7 +14,7 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_POST
 
 from controlplane.audit.actors import actor_of
-from controlplane.fleet import actions, queries
+from controlplane.fleet import actions, keys, queries
 from controlplane.fleet.edit_flow import Edit, run
 from controlplane.fleet.forms import (
     SLOT_LABELS,
@@ -286,7 +286,9 @@ def agent(request: HttpRequest, agent_id: int) -> HttpResponse:
         "live": getattr(row, "live", None),
         "now": now,
         "may_drain": may(request.user, "agent.drain"),
+        "key": keys.key_state(row),
         "may_retire": may(request.user, "agent.retire"),
+        "may_rotate_key": may(request.user, "agent.rotate_key"),
         "may_approve": may(request.user, "agent.enrol"),
         "page_state": state.grade if state.grade in ("bad", "risk", "unknown") else "",
     }
@@ -340,6 +342,13 @@ def agent_drain(request: HttpRequest, agent_id: int) -> HttpResponse:
 def agent_undrain(request: HttpRequest, agent_id: int) -> HttpResponse:
     said = "Requested: {} serves again from its next report on."
     return _agent_action(request, agent_id, said, actions.cancel_drain, reason=reason_of(request))
+
+
+@require_POST
+@requires("agent.rotate_key")
+def agent_rotate_key(request: HttpRequest, agent_id: int) -> HttpResponse:
+    said = "Requested: {} makes a new key with its next report; the old one is refused from its first report with it."
+    return _agent_action(request, agent_id, said, keys.ask_for_new_key, reason=reason_of(request))
 
 
 @require_POST

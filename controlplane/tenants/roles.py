@@ -45,6 +45,7 @@ PERMISSIONS: dict[str, frozenset[Role]] = {
     "agent.enrol": ADMIN,
     "agent.drain": RESPONDERS,
     "agent.retire": ADMIN,
+    "agent.rotate_key": ADMIN,
     "rate.read": STAFF,
     "rate.write": MONEY,
     "policy.read": STAFF,

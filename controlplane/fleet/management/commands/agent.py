@@ -1,4 +1,4 @@
-"""`manage.py agent run ...` becomes an agent; `manage.py agent retire ID` ends one."""
+"""`manage.py agent run ...` becomes an agent; `retire ID` ends one; `rotate-key ID` asks one for a new key."""
 
 import getpass
 import json
@@ -16,6 +16,7 @@ from django.utils import timezone
 
 from controlplane.audit.actors import Actor
 from controlplane.fleet.actions import retire_agent
+from controlplane.fleet.keys import ask_for_new_key
 from controlplane.fleet.models import Agent
 
 AGENT_MODULE = "controlplane.agent"
@@ -27,7 +28,7 @@ def agent_command(arguments: list[str]) -> list[str]:
 
 
 class Command(BaseCommand):
-    help = "Runs an agent (the options of python -m controlplane.agent), or retires one for good."
+    help = "Runs an agent (the options of python -m controlplane.agent), retires one or asks it for a new key."
 
     def run_from_argv(self, argv: list[str]) -> None:
         """`run` is replaced by the agent's own process, options and exit status untouched."""
@@ -41,25 +42,34 @@ class Command(BaseCommand):
         run = parts.add_parser("run", help="run an agent here; see python -m controlplane.agent --help")
         run.add_argument("options", nargs=REMAINDER)
         retire = parts.add_parser("retire", help="refuse an agent from now on, end the tenures of its slots")
-        retire.add_argument("id", help="number, UUID or name of the agent")
-        retire.add_argument("--reason", required=True, help="kept in the audit log")
-        retire.add_argument("--json", action="store_true", help="machine-readable output")
+        rotate = parts.add_parser(
+            "rotate-key", help="ask for a new signing key; the old one ends with its first report"
+        )
+        for part in (retire, rotate):
+            part.add_argument("id", help="number, UUID or name of the agent")
+            part.add_argument("--reason", required=True, help="kept in the audit log")
+            part.add_argument("--json", action="store_true", help="machine-readable output")
 
     def handle(self, *, part: str, **options: Any) -> None:
         if part == "run":
             command = agent_command(options["options"])
             os.execv(command[0], command)  # noqa: S606 - this process becomes the agent
+        act = retire_agent if part == "retire" else ask_for_new_key
         agent = find_agent(options["id"])
         actor = Actor.system(f"{getpass.getuser()} by manage.py")
         try:
-            agent = retire_agent(agent_id=agent.pk, actor=actor, now=timezone.now(), reason=options["reason"])
+            agent = act(agent_id=agent.pk, actor=actor, now=timezone.now(), reason=options["reason"])
         except ValidationError as error:
             raise CommandError(" ".join(error.messages), returncode=2) from error
         if options["json"]:
-            at = agent.retired_at.isoformat() if agent.retired_at else None
-            self.stdout.write(json.dumps({"id": agent.pk, "name": agent.name, "retired_at": at}))
-        else:
+            at = agent.retired_at if part == "retire" else agent.key_rotation_asked_at
+            name = "retired_at" if part == "retire" else "key_rotation_asked_at"
+            said = {"id": agent.pk, "name": agent.name, name: at.isoformat() if at else None}
+            self.stdout.write(json.dumps(said))
+        elif part == "retire":
             self.stdout.write(f"{agent.name} of pool {agent.pool.slug} is retired; its slots are free for another.")
+        else:
+            self.stdout.write(f"{agent.name} of pool {agent.pool.slug} makes a new key with its next report.")
 
 
 def find_agent(text: str) -> Agent:
