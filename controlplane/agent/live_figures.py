@@ -171,8 +171,18 @@ def _why_waiting(engine: Engine, queue: ClassQueue) -> str:
     return "kv_memory"
 
 
+def _waiting_arrivals(queue: ClassQueue) -> dict[str, list[int]]:
+    """Arrivals of everything that waits in a class, by tenant."""
+    arrivals: dict[str, list[int]] = {}
+    for requests in (queue.waiting, queue.returned):
+        for request in requests.values():
+            arrivals.setdefault(request.tenant, []).append(request.arrival_us)
+    return arrivals
+
+
 def _tenants_live(engine: Engine, now_us: int) -> Iterable[TenantLive]:
     by_class = {engine.class_id(queue.spec.slug): queue for queue in engine.scheduler.classes}
+    waiting = {class_id: _waiting_arrivals(queue) for class_id, queue in by_class.items()}
     for (class_id, tenant_id), presence in list(engine.figures.tenants.items()):
         if presence.quiet(now_us):
             del engine.figures.tenants[class_id, tenant_id]
@@ -181,20 +191,15 @@ def _tenants_live(engine: Engine, now_us: int) -> Iterable[TenantLive]:
         if queue is None or slug is None:
             continue
         fair = queue.fair.tenants.get(slug)
-        waiting = [
-            request
-            for requests in (queue.waiting, queue.returned)
-            for request in requests.values()
-            if request.tenant == slug
-        ]
+        arrivals_us = waiting[class_id].get(slug, ())
         figures = presence.figures(now_us)
-        oldest_us = min((request.arrival_us for request in waiting), default=None)
+        oldest_us = min(arrivals_us, default=None)
         yield TenantLive(
             class_id=class_id,
             tenant_id=tenant_id,
-            depth=len(waiting),
+            depth=len(arrivals_us),
             oldest_age_us=None if oldest_us is None else max(0, now_us - oldest_us),
-            running=max(0, presence.present - len(waiting)),
+            running=max(0, presence.present - len(arrivals_us)),
             counter=0.0 if fair is None else fair.counter / queue.fair.scale,
             arrivals_per_s=figures.arrivals_per_s,
             departures_per_s=figures.departures_per_s,

@@ -7,7 +7,7 @@ told is ever taken back.
 
 from __future__ import annotations
 
-from controlplane.core.slot_meter import US_PER_MINUTE, SlotMeter
+from controlplane.core.slot_meter import US_PER_MINUTE, Name, SlotMeter
 from controlplane.wire.report import SlotMeter as MeterRow
 from controlplane.wire.report import SlotUsage
 
@@ -32,32 +32,33 @@ class MeteredSlot:
         self.slot_id = slot_id
         self.meter = SlotMeter()
         self._observed_to_us = now_us
-        self._attempts: dict[str, AttemptTime] = {}
+        self._attempts: dict[Name, AttemptTime] = {}
         self._latest_us = now_us
 
     def _forward(self, now_us: int) -> int:
         """The meter's instants never go back; two readings of one turn of the loop may come in either order."""
-        self._latest_us = max(self._latest_us, now_us)
+        if now_us > self._latest_us:
+            self._latest_us = now_us
         return self._latest_us
 
     def start(self, serial: int, tenant_id: int, class_id: int, now_us: int) -> None:
         """An attempt begins; serials never repeat."""
-        key = str(serial)
-        self._attempts[key] = AttemptTime(tenant_id, class_id)
-        self.meter.start(key, self._forward(now_us), tenant=key)
+        self._attempts[serial] = AttemptTime(tenant_id, class_id)
+        self.meter.start(serial, self._forward(now_us), serial)
 
     def delivered(self, serial: int) -> None:
         """Output of the attempt was handed to its client: its time is charged, however it ends."""
-        self._attempts[str(serial)].charged = True
+        self._attempts[serial].charged = True
 
     def end(self, serial: int, now_us: int, *, charged: bool) -> int:
-        """The attempt stopped; returns its gpu_us."""
-        key = str(serial)
-        attempt = self._attempts[key]
+        """The attempt stopped; returns its gpu_us, 0 for one that waited for its batch and never ran."""
+        attempt = self._attempts.get(serial)
+        if attempt is None:
+            return 0
         attempt.ended = True
         if attempt.charged is None:
             attempt.charged = charged
-        return self.meter.end(key, self._forward(now_us))
+        return self.meter.end(serial, self._forward(now_us))
 
     @property
     def holds_back(self) -> bool:

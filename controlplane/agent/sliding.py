@@ -1,16 +1,21 @@
-"""Sliding windows of what happens on an agent: presence for Little's law, rates, refusals. Instants never go back."""
+"""Sliding windows of what happens on an agent: presence for Little's law, rates, refusals. Instants never go back.
+
+Every request passes here several times, so windows keep running sums, and what they were when each step began: adding
+and reading cost the same however long the window is.
+"""
 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from typing import Final, NamedTuple
 
-WINDOW_US = 300_000_000
-STEP_US = 5_000_000
+from msgspec import Struct
+
+WINDOW_US: Final = 300_000_000
+STEP_US: Final = 5_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class PresenceFigures:
+class PresenceFigures(Struct, frozen=True, gc=False):
     """Rates per second and means over the window (or since the start, when that is shorter)."""
 
     arrivals_per_s: float
@@ -20,65 +25,75 @@ class PresenceFigures:
     departures: int
 
 
-class _Step:
-    __slots__ = ("arrivals", "departures", "integral_us", "number", "residence_us")
+class _Sums(NamedTuple):
+    """Sums since the start, as they were when a step began."""
 
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.arrivals = self.departures = self.residence_us = self.integral_us = 0
+    step: int
+    arrivals: int
+    departures: int
+    residence_us: int
+    integral_us: int
 
 
 class Presence:
     """Arrivals, departures, residence and the time integral of the number present over 5 minutes."""
 
-    __slots__ = ("_last_us", "_started_us", "_steps", "present")
+    __slots__ = (
+        "_arrivals", "_departures", "_integral_us", "_last_us", "_residence_us", "_started_us", "_step_end_us",
+        "_steps", "present",
+    )  # fmt: skip
 
     def __init__(self, now_us: int) -> None:
-        self._steps: deque[_Step] = deque()
+        self._steps: deque[_Sums] = deque()
+        self._step_end_us = 0
+        self._arrivals = self._departures = self._residence_us = self._integral_us = 0
         self._last_us = now_us
         self._started_us = now_us
         self.present = 0
 
-    def _at(self, now_us: int) -> _Step:
-        number = now_us // STEP_US
-        steps = self._steps
-        if not steps or steps[-1].number != number:
-            steps.append(_Step(number))
-            oldest = number - WINDOW_US // STEP_US
-            while steps[0].number < oldest:
-                steps.popleft()
-        step = steps[-1]
-        step.integral_us += self.present * (now_us - self._last_us)
+    def _begin_step(self, now_us: int) -> None:
+        step, steps = now_us // STEP_US, self._steps
+        self._step_end_us = (step + 1) * STEP_US
+        steps.append(_Sums(step, self._arrivals, self._departures, self._residence_us, self._integral_us))
+        oldest = step - WINDOW_US // STEP_US
+        while steps[0].step < oldest:
+            steps.popleft()
+
+    def _advance(self, now_us: int) -> None:
+        if now_us >= self._step_end_us:
+            self._begin_step(now_us)
+        self._integral_us += self.present * (now_us - self._last_us)
         self._last_us = now_us
-        return step
 
     def arrive(self, now_us: int) -> None:
-        self._at(now_us).arrivals += 1
+        self._advance(now_us)
+        self._arrivals += 1
         self.present += 1
 
     def depart(self, now_us: int, residence_us: int) -> None:
-        step = self._at(now_us)
-        step.departures += 1
-        step.residence_us += residence_us
+        self._advance(now_us)
+        self._departures += 1
+        self._residence_us += residence_us
         self.present -= 1
 
     def quiet(self, now_us: int) -> bool:
         """Nobody is here, and nobody came or left in the window."""
-        self._at(now_us)
-        return not self.present and not any(step.arrivals or step.departures for step in self._steps)
+        if self.present:
+            return False
+        self._advance(now_us)
+        before = self._steps[0]
+        return self._arrivals == before.arrivals and self._departures == before.departures
 
     def figures(self, now_us: int) -> PresenceFigures:
-        self._at(now_us)
+        self._advance(now_us)
+        before = self._steps[0]
         span_us = max(1, min(WINDOW_US, now_us - self._started_us))
-        arrivals = sum(step.arrivals for step in self._steps)
-        departures = sum(step.departures for step in self._steps)
-        residence = sum(step.residence_us for step in self._steps)
-        integral = sum(step.integral_us for step in self._steps)
+        departures = self._departures - before.departures
         return PresenceFigures(
-            arrivals * 1e6 / span_us,
+            (self._arrivals - before.arrivals) * 1e6 / span_us,
             departures * 1e6 / span_us,
-            residence // departures if departures else None,
-            integral / span_us,
+            (self._residence_us - before.residence_us) // departures if departures else None,
+            (self._integral_us - before.integral_us) / span_us,
             departures,
         )
 
@@ -86,19 +101,22 @@ class Presence:
 class WindowCount:
     """Counts by name over a window, in steps of a second."""
 
-    __slots__ = ("_seconds", "_started_us", "_window_s")
+    __slots__ = ("_counts", "_second", "_seconds", "_started_us", "_window_s")
 
     def __init__(self, window_s: int, now_us: int) -> None:
         self._window_s = window_s
         self._started_us = now_us
+        self._second = -1
+        self._counts: dict[str, int] = {}
         self._seconds: deque[tuple[int, dict[str, int]]] = deque()
 
     def add(self, name: str, now_us: int, count: int = 1) -> None:
         second = now_us // 1_000_000
-        if not self._seconds or self._seconds[-1][0] != second:
+        if second != self._second:
             self._forget(second)
-            self._seconds.append((second, {}))
-        counts = self._seconds[-1][1]
+            self._second, self._counts = second, {}
+            self._seconds.append((second, self._counts))
+        counts = self._counts
         counts[name] = counts.get(name, 0) + count
 
     def totals(self, now_us: int) -> dict[str, int]:
@@ -120,11 +138,10 @@ class WindowCount:
             self._seconds.popleft()
 
 
-DEMAND_WINDOW_S = 10
+DEMAND_WINDOW_S: Final = 10
 
 
-@dataclass(slots=True)
-class DemandTotals:
+class DemandTotals(NamedTuple):
     """Requests that were asked for, their tokens, and how many of them were refused."""
 
     requests: int = 0
@@ -135,31 +152,32 @@ class DemandTotals:
 class DemandWindow:
     """Demand of the last 10 s, in steps of a second."""
 
-    __slots__ = ("_seconds",)
+    __slots__ = ("_refused", "_requests", "_second", "_seconds", "_tokens")
 
     def __init__(self) -> None:
-        self._seconds: deque[tuple[int, DemandTotals]] = deque()
+        self._requests = self._tokens = self._refused = 0
+        self._second = -1
+        self._seconds: deque[tuple[int, int, int, int]] = deque()
+        """Each second with something in it, and the sums as they were when it began."""
 
     def add(self, tokens: int, now_us: int, *, refused: bool) -> None:
         """Count one request."""
-        second, seconds = now_us // 1_000_000, self._seconds
-        if not seconds or seconds[-1][0] != second:
+        second = now_us // 1_000_000
+        if second != self._second:
+            self._second = second
             self._forget(second)
-            seconds.append((second, DemandTotals()))
-        totals = seconds[-1][1]
-        totals.requests += 1
-        totals.tokens += tokens
-        totals.refused += refused
+            self._seconds.append((second, self._requests, self._tokens, self._refused))
+        self._requests += 1
+        self._tokens += tokens
+        self._refused += refused
 
     def totals(self, now_us: int) -> DemandTotals:
         """What the window that ends now adds up to."""
         self._forget(now_us // 1_000_000)
-        sums = DemandTotals()
-        for _, one in self._seconds:
-            sums.requests += one.requests
-            sums.tokens += one.tokens
-            sums.refused += one.refused
-        return sums
+        if not self._seconds:
+            return DemandTotals()
+        _, requests, tokens, refused = self._seconds[0]
+        return DemandTotals(self._requests - requests, self._tokens - tokens, self._refused - refused)
 
     def _forget(self, second: int) -> None:
         while self._seconds and self._seconds[0][0] <= second - DEMAND_WINDOW_S:

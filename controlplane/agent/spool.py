@@ -207,10 +207,10 @@ class EpochSpool:
     def append(self, entry: Entry) -> None:
         """Buffer an entry and count it in."""
         payload = encode(entry)
-        size, kind, state = len(payload), type(entry), self.state
-        if kind is Opened:
+        size, state = len(payload), self.state
+        if isinstance(entry, Opened):
             state.opened[entry.row.request_id] = entry
-        elif kind is Closed:
+        elif isinstance(entry, Closed):
             state.take_closed(entry)
         else:
             state.take(entry, self._path, self._written + HEADER.size, size)

@@ -10,6 +10,7 @@ so that the shares of a slot add up to its busy time exactly, per minute and in 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+Name = str | int
 US_PER_MINUTE = 60_000_000
 _FRACTION_BITS = 32
 _FRACTION_MASK = (1 << _FRACTION_BITS) - 1
@@ -22,14 +23,14 @@ class SlotMinutes:
     For each minute the shares in `gpu_us_by_key` (minute, tenant, class) add up to `busy_us_by_minute`.
     """
 
-    gpu_us_by_key: dict[tuple[int, str, str], int]
+    gpu_us_by_key: dict[tuple[int, Name, str], int]
     busy_us_by_minute: dict[int, int]
 
 
 class _Running:
     __slots__ = ("booked_us", "key", "virtual", "weight")
 
-    def __init__(self, key: tuple[str, str], weight: int, virtual: int) -> None:
+    def __init__(self, key: tuple[Name, str], weight: int, virtual: int) -> None:
         self.key = key
         self.weight = weight
         self.virtual = virtual
@@ -45,7 +46,7 @@ class SlotMeter:
     )  # fmt: skip
 
     def __init__(self) -> None:
-        self._running: dict[str, _Running] = {}
+        self._running: dict[Name, _Running] = {}
         self._weight = 0
         self._virtual = 0
         self._rest = 0
@@ -54,7 +55,7 @@ class SlotMeter:
         self._minute_end_us = 0
         self._unsettled_us = 0
         self._given_us = 0
-        self._shares: dict[tuple[int, str, str], int] = {}
+        self._shares: dict[tuple[int, Name, str], int] = {}
         self._busy: dict[int, int] = {}
         self.busy_us = 0
 
@@ -63,7 +64,7 @@ class SlotMeter:
         """Number of requests that run now."""
         return len(self._running)
 
-    def start(self, request_id: str, at_us: int, *, tenant: str = "", class_: str = "", weight: int = 1) -> None:
+    def start(self, request_id: Name, at_us: int, tenant: Name = "", class_: str = "", weight: int = 1) -> None:
         """A request begins to run. Raises ValueError when it already runs, or for a weight below 1."""
         if weight < 1:
             raise ValueError(f"the weight of {request_id} must be a positive integer, not {weight}")
@@ -73,7 +74,7 @@ class SlotMeter:
         self._running[request_id] = _Running((tenant, class_), weight, self._virtual)
         self._weight += weight
 
-    def end(self, request_id: str, at_us: int) -> int:
+    def end(self, request_id: Name, at_us: int) -> int:
         """A request stops; returns its gpu_us over its whole run. Raises KeyError when it does not run here."""
         run = self._running[request_id]
         self._advance(at_us)
@@ -86,7 +87,7 @@ class SlotMeter:
             self._reset()
         return run.booked_us
 
-    def reweigh(self, request_id: str, at_us: int, weight: int) -> None:
+    def reweigh(self, request_id: Name, at_us: int, weight: int) -> None:
         """The weight of a running request changes, for policies that weigh by tokens in flight."""
         if weight < 1:
             raise ValueError(f"the weight of {request_id} must be a positive integer, not {weight}")
@@ -124,8 +125,10 @@ class SlotMeter:
 
     def _accrue(self, at_us: int) -> None:
         elapsed_us = at_us - self._now_us
+        if not elapsed_us:
+            return
         self._now_us = at_us
-        if self._weight and elapsed_us:
+        if self._weight:
             step, self._rest = divmod((elapsed_us << _FRACTION_BITS) + self._rest, self._weight)
             self._virtual += step
             self._unsettled_us += elapsed_us

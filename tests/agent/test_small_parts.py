@@ -66,6 +66,20 @@ def test_presence_agrees_with_littles_law():
     assert figures.present_mean == pytest.approx(figures.arrivals_per_s * figures.residence_mean_us / S, rel=0.2)
 
 
+def test_presence_forgets_what_is_older_than_its_window():
+    presence = Presence(0)
+    for second in range(1, 11):
+        presence.arrive(second * S)
+        presence.depart(second * S + S // 2, S // 2)
+    assert not presence.quiet(299 * S)
+    figures = presence.figures(307 * S)
+    assert figures.departures == 6, "of the seconds from 5 on: steps are of 5 s"
+    assert figures.residence_mean_us == S // 2
+    assert figures.present_mean == pytest.approx(6 * 0.5 / 300)
+    assert presence.quiet(316 * S)
+    assert presence.figures(316 * S).departures == 0
+
+
 def test_windows_forget():
     count, demand = WindowCount(60, 0), DemandWindow()
     count.add("a", 0)
