@@ -30,6 +30,8 @@ LEASE_WAIT_US: Final = 250_000
 WAIT_REASONS: Final = frozenset({Reason.QUEUE_FULL, Reason.WAIT_TOO_LONG})
 PREFIX_CHARS: Final = 12
 
+LEASE_WAITING_MAX: Final = 1_024
+"""Requests of one tenant that wait for a lease at a time."""
 
 class FrontDesk:
     """Admission of one agent."""
@@ -40,6 +42,7 @@ class FrontDesk:
         self.waiting: dict[int, list[Call]] = {}
         """By tenant, calls that wait for a lease."""
         self.ask_lease: Callable[[int, int], None] = lambda tenant_id, need_nanos: None
+        self.outage = OutageLog()
         """Asks the control plane for a tenant's lease; coalesced there, answered by `lease_answered`."""
 
     def offer(self, exchange: Exchange) -> None:
@@ -95,18 +98,26 @@ class FrontDesk:
             answer = decide(snapshot)
         if answer.decision is not Decision.REJECT:
             self._admit(call, snapshot, answer, now_us)
-        elif answer.reason is Reason.NO_LEASE and not call.lease_deadline_us:
-            call.lease_deadline_us = now_us + LEASE_WAIT_US
+        elif answer.reason is Reason.NO_LEASE and self._may_wait(call, now_us):
             tenant_id = call.tenant.policy.id
             self.waiting.setdefault(tenant_id, []).append(call)
             self.ask_lease(tenant_id, answer.charge_upper_bound_nanos)
         else:
             self._refuse(call, snapshot, answer, now_us)
+            call.bound_nanos = answer.charge_upper_bound_nanos
 
     def _fallback(self, call: Call, now_us: int) -> Snapshot | None:
         """The snapshot of the class to fall back to."""
         slug = call.klass.policy.downgrade_to
         entry = None if slug is None else self._engine.registry.classes.get(slug)
+    def _may_wait(self, call: Call, now_us: int) -> bool:
+        """Whether a request without a lease waits: 250 ms from its first decision, while somebody may answer."""
+        tenant_id = call.tenant.policy.id
+        if call.lease_deadline_us:
+            return now_us < call.lease_deadline_us and tenant_id not in self._engine.leases.unanswered
+        call.lease_deadline_us = now_us + LEASE_WAIT_US
+        return len(self.waiting.get(tenant_id, ())) < LEASE_WAITING_MAX
+
         return None if entry is None else self._snapshot(call, entry, now_us)
 
     def _snapshot(self, call: Call, klass: ClassEntry, now_us: int) -> Snapshot:
@@ -181,21 +192,28 @@ class FrontDesk:
             call.klass = engine.registry.classes[answer.served_snapshot.workload_class.slug]
             call.downgraded = True
         engine.admit(call, snapshot, answer, now_us)
-        tenant_id = call.tenant.policy.id
-        if snapshot.budget is not None and engine.leases.runs_low(tenant_id, call.bound_nanos, now_us):
-            self.ask_lease(tenant_id, call.bound_nanos)
+        if snapshot.budget is not None:
+            tenant_id = call.tenant.policy.id
+            if isinstance(answer.reserve_from, SlicePurse):
+                self.outage.admitted(tenant_id, call.tenant.policy.slug, now_us)
+            if engine.leases.runs_low(tenant_id, call.bound_nanos, now_us):
+                self.ask_lease(tenant_id, call.bound_nanos)
 
     def _refuse(self, call: Call, snapshot: Snapshot, answer: AdmissionDecision, now_us: int) -> None:
         engine, reason = self._engine, answer.reason
         assert reason is not None
         tenant_id, class_id = call.tenant.policy.id, call.klass.policy.id
-        if self.log.wants_refused(tenant_id, class_id, reason, now_us):
+        if self.log.wants_refused(tenant_id, class_id, reason, call.arrived_us):
             self._explain(call, snapshot, answer, now_us)
-        self.log.count(tenant_id, class_id, reason, now_us)
+        self.log.count(tenant_id, class_id, reason, call.arrived_us)
+        if reason is Reason.NO_LEASE and tenant_id in engine.leases.unanswered:
+            self.outage.refused(tenant_id, call.tenant.policy.slug, now_us)
         judges = engine.objectives.judges(tenant_id, class_id, streamed=call.stream, now_us=call.arrived_us)
         engine.objectives.refused(judges, call.arrived_us, reason.value)
         minute_us = call.arrived_us - call.arrived_us % MINUTE_US
-        engine.note(Turned(now_us, tenant_id, class_id, reason.code, [Mark(j.version_id, minute_us) for j in judges]))
+        engine.note(
+            Turned(call.arrived_us, tenant_id, class_id, reason.code, [Mark(j.version_id, minute_us) for j in judges])
+        )
         wait_us = snapshot.workload_class.max_wait_us if reason in WAIT_REASONS else None
         engine.figures.refused(class_id, reason.value, now_us, as_wait_us=wait_us)
         engine.count_offered(call, now_us, refused=True)
@@ -241,13 +259,17 @@ class FrontDesk:
     # Waiting for a lease
 
     def lease_answered(self, tenant_id: int) -> None:
-        """Leases of a tenant arrived, or nobody answered: decide again for those that waited."""
+        """Leases of a tenant arrived, or nobody answered: decide again for those that waited, in order of arrival."""
         now_us = self._engine.clock.now_us()
         for call in self.waiting.pop(tenant_id, ()):
             self._consider(call, now_us)
 
     def expire(self, now_us: int) -> None:
         """Refuse what has waited long enough for a lease."""
+    def waiting_nanos(self, tenant_id: int) -> int:
+        """Sum of the bounds of everything that waits for a tenant's lease."""
+        return sum(call.bound_nanos for call in self.waiting.get(tenant_id, ()))
+
         for tenant_id, calls in list(self.waiting.items()):
             late = [call for call in calls if now_us >= call.lease_deadline_us]
             if late:
@@ -262,6 +284,9 @@ class FrontDesk:
         calls = self.waiting.get(call.tenant.policy.id, [])
         if call not in calls:
             return False
+                if self._engine.leases.answered_us < late[0].lease_deadline_us - LEASE_WAIT_US:
+                    # Asked for that long, and not a word: the tenant's outage posture decides.
+                    self._engine.leases.unanswered.add(tenant_id)
         calls.remove(call)
         if not calls:
             del self.waiting[call.tenant.policy.id]

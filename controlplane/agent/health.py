@@ -24,6 +24,7 @@ class ControlState(Protocol):
 def health_details(engine: Engine, store: SpoolStore, control: ControlState) -> dict[str, Any]:
     """JSON of the admin listener's /healthz."""
     now_us = engine.clock.now_us()
+    slices = engine.leases.slices_nanos(now_us)
     return {
         "ready": engine.ready,
         "closed_because": engine.closed_because() or None,
@@ -43,6 +44,15 @@ def health_details(engine: Engine, store: SpoolStore, control: ControlState) -> 
             "present": len(engine.calls),
             "waiting_for_lease": sum(len(calls) for calls in engine.desk.waiting.values()),
             "ended": {outcome.value: count for outcome, count in engine.outcomes.items() if count},
+        },
+        "outage": {
+            engine.tenant_slug(tenant_id) or str(tenant_id): {
+                "slice_left_nanos": slices.get(tenant_id, 0),
+                "admitted": away.admitted if away else 0,
+                "refused": away.refused if away else 0,
+            }
+            for tenant_id in sorted(slices.keys() | engine.desk.outage.tenants.keys())
+            for away in (engine.desk.outage.tenants.get(tenant_id),)
         },
         "spool": {
             "bytes": store.size_bytes(),

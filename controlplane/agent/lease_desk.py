@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 from collections.abc import Callable
 from typing import Final
 
@@ -10,6 +12,8 @@ from controlplane.agent.client import ControlPlane
 from controlplane.agent.engine import Engine
 from controlplane.agent.errors import Refused, Unreachable
 from controlplane.wire.report import LeaseRequest
+
+log = logging.getLogger(__name__)
 
 PAUSE_S: Final = 0.1
 """Between two questions for one tenant."""
@@ -27,7 +31,10 @@ class LeaseDesk:
         self._needs: dict[int, int] = {}
         self._not_before_s: dict[int, float] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._back = asyncio.Event()
+        """Ends the pauses of all questions, for a moment, when the control plane answers again."""
         engine.desk.ask_lease = self.ask
+        engine.leases.on_return = self._returned
 
     def ask(self, tenant_id: int, need_nanos: int) -> None:
         """Ask soon; a question that is under way covers this one when it needs no more."""
@@ -38,18 +45,33 @@ class LeaseDesk:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
+    def _returned(self) -> None:
+        self._not_before_s.clear()
+        self._back.set()
+        self._back.clear()
+
     async def _ask(self, tenant_id: int) -> None:
         loop, engine = asyncio.get_running_loop(), self._engine
-        await asyncio.sleep(max(0.0, self._not_before_s.get(tenant_id, 0.0) - loop.time()))
+        pause_s = self._not_before_s.get(tenant_id, 0.0) - loop.time()
+        if pause_s > 0:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._back.wait(), pause_s)
         asked_us = engine.clock.now_us()
-        request = LeaseRequest(tenant_id, self._needs[tenant_id], engine.leases.spends(tenant_id))
+        waiting_nanos = engine.desk.waiting_nanos(tenant_id)
+        request = LeaseRequest(tenant_id, self._needs[tenant_id], engine.leases.spends(tenant_id), waiting_nanos)
         pause_s = PAUSE_S
         try:
             answer = await self._client.lease(request, epoch=self._epoch())
-            engine.leases.unanswered.discard(tenant_id)
             engine.leases.apply(answer.leases, answer.exhausted, asked_us=asked_us, now_us=engine.clock.now_us())
-        except (Unreachable, Refused):
+        except Unreachable:
             engine.leases.unanswered.add(tenant_id)
+            pause_s = AWAY_PAUSE_S
+        except Refused as refused:
+            if refused.status >= 500:
+                # Somebody is there and cannot say what is left of a budget: no better than nobody.
+                engine.leases.unanswered.add(tenant_id)
+            else:
+                log.warning("no lease for tenant %d: %s", tenant_id, refused)
             pause_s = AWAY_PAUSE_S
         finally:
             del self._needs[tenant_id]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from controlplane.core.admission_snapshot import BudgetView, LeaseState
@@ -14,6 +15,12 @@ LOW_WATER_REQUESTS: Final = 4
 CLOSED_KEEP_US: Final = 600_000_000
 
 
+class SlicePurse(LeasePurse):
+    """The purse of an outage slice: opened only while neither the control plane nor a lease is there."""
+
+    __slots__ = ()
+
+
 class HeldLease:
     """One lease row of the control plane as it is spent here."""
 
@@ -22,7 +29,7 @@ class HeldLease:
     def __init__(self, lease: Lease, now_us: int) -> None:
         self.lease_id = lease.lease_id
         self.tenant_id = lease.tenant_id
-        self.purse = LeasePurse(lease.amount_nanos)
+        self.purse = (SlicePurse if lease.outage else LeasePurse)(lease.amount_nanos)
         self.expires_us = lease.expires_us
         self.learnt_us = now_us
         self.closed_us: int | None = None
@@ -37,15 +44,25 @@ class LeaseBook:
     def __init__(self) -> None:
         self._leases: dict[int, HeldLease] = {}
         self._by_tenant: dict[int, list[HeldLease]] = {}
+        self._slices: dict[int, list[HeldLease]] = {}
+        """By tenant, the leases that are kept for an outage."""
         self._exhausted: dict[int, tuple[Exhausted, int]] = {}
         self.unanswered: set[int] = set()
-        """Tenants whose last question found no control plane."""
+        """Tenants whose last question found no control plane, until it answers anything again."""
+        self.answered_us = 0
+        """When the control plane last said what is leased."""
+        self.on_return: Callable[[], None] = lambda: None
+        """Called when it answers again after a question that it did not answer."""
 
     def apply(self, leases: list[Lease], exhausted: list[Exhausted], *, asked_us: int, now_us: int) -> None:
         """Take all open leases of an answer to what was sent at `asked_us`.
 
         A lease that is not named is over, unless it was learnt after that question: then the answer is the older news.
         """
+        self.answered_us = now_us
+        if self.unanswered:
+            self.unanswered.clear()
+            self.on_return()
         named = set()
         for lease in leases:
             named.add(lease.lease_id)
@@ -67,24 +84,32 @@ class LeaseBook:
         held = self._leases.get(lease.lease_id)
         if held is None:
             held = self._leases[lease.lease_id] = HeldLease(lease, now_us)
-            self._by_tenant.setdefault(lease.tenant_id, []).append(held)
-            self._exhausted.pop(lease.tenant_id, None)
+            self._kept_in(held).setdefault(lease.tenant_id, []).append(held)
+            if not lease.outage:
+                self._exhausted.pop(lease.tenant_id, None)
             return
         held.expires_us = lease.expires_us
         more = lease.amount_nanos - held.purse.granted_nanos
         if more > 0:
             held.purse.grant(more)
-            self._exhausted.pop(lease.tenant_id, None)
+            if not lease.outage:
+                self._exhausted.pop(lease.tenant_id, None)
         elif more < 0:
             held.purse.recall(-more)
 
     def _forget(self, held: HeldLease) -> None:
         del self._leases[held.lease_id]
-        self._by_tenant[held.tenant_id].remove(held)
+        self._kept_in(held)[held.tenant_id].remove(held)
+
+    def _kept_in(self, held: HeldLease) -> dict[int, list[HeldLease]]:
+        return self._slices if isinstance(held.purse, SlicePurse) else self._by_tenant
 
     def look_up(self, view: BudgetView, tenant_id: int, bound_nanos: int, now_us: int) -> None:
-        """Fill a tenant's budget view for a request whose charge is at most `bound_nanos`."""
-        view.purse, view.window_ends_at_us = None, None
+        """Fill a tenant's budget view for a request whose charge is at most `bound_nanos`.
+
+        The outage slice is in it only while the control plane does not answer.
+        """
+        view.purse, view.outage_purse, view.window_ends_at_us = None, None, None
         for held in self._by_tenant.get(tenant_id, ()):
             if held.usable(now_us):
                 view.purse = held.purse
@@ -94,12 +119,33 @@ class LeaseBook:
         if known is not None and now_us - known[1] < EXHAUSTED_MEMORY_US:
             view.state = LeaseState.EXHAUSTED
             view.window_ends_at_us = known[0].ends_us
+        elif tenant_id in self.unanswered:
+            view.state = LeaseState.CUT_OFF
+            view.outage_purse = self._slice(tenant_id, bound_nanos, now_us)
         else:
-            view.state = LeaseState.CUT_OFF if tenant_id in self.unanswered else LeaseState.ABSENT
+            view.state = LeaseState.ABSENT
+
+    def _slice(self, tenant_id: int, bound_nanos: int, now_us: int) -> LeasePurse | None:
+        """The tenant's slice that covers a bound, else the last one that may be spent."""
+        found: LeasePurse | None = None
+        for held in self._slices.get(tenant_id, ()):
+            if held.usable(now_us):
+                found = held.purse
+                if found.remaining_nanos >= bound_nanos:
+                    break
+        return found
 
     def remaining_nanos(self, tenant_id: int, now_us: int) -> int:
         """What the tenant may still spend here without asking."""
         return sum(held.purse.remaining_nanos for held in self._by_tenant.get(tenant_id, ()) if held.usable(now_us))
+
+    def slices_nanos(self, now_us: int) -> dict[int, int]:
+        """Tenant id -> what is left of its outage slices."""
+        return {
+            tenant_id: sum(held.purse.remaining_nanos for held in slices if held.usable(now_us))
+            for tenant_id, slices in self._slices.items()
+            if slices
+        }
 
     def runs_low(self, tenant_id: int, bound_nanos: int, now_us: int) -> bool:
         """Whether to ask for more before a request has to wait for it."""
@@ -115,7 +161,11 @@ class LeaseBook:
 
     def spends(self, tenant_id: int | None = None) -> list[LeaseSpend]:
         """Spent and reserved of every lease so far, or of one tenant's."""
-        held = self._leases.values() if tenant_id is None else self._by_tenant.get(tenant_id, ())
+        held = (
+            self._leases.values()
+            if tenant_id is None
+            else [*self._by_tenant.get(tenant_id, ()), *self._slices.get(tenant_id, ())]
+        )
         return [LeaseSpend(h.lease_id, h.purse.settled_nanos, h.purse.reserved_nanos) for h in held]
 
     @property

@@ -12,6 +12,7 @@ from controlplane.wire.report import DecisionSample, RefusalCount
 MINUTE_US: Final = 60_000_000
 SAMPLES_PER_KIND: Final = 100
 SAMPLES_PENDING_MAX: Final = 2_000
+"""Explanations that wait for a report, of all kinds together: what comes beyond it is counted as dropped."""
 ADMITTED_EVERY: Final = 256
 """One admitted request in so many is explained too."""
 
@@ -33,7 +34,7 @@ class RefusalLog:
     def __init__(self) -> None:
         self._counts: dict[tuple[int, int, int, int], int] = {}
         self._samples: list[DecisionSample] = []
-        self._kept: dict[tuple[int, int, Reason], int] = {}
+        self._kept: dict[tuple[int, int, int, Reason], int] = {}
         self._minute_us = 0
         self._admitted = 0
         self.unknown_keys: dict[str, int] = {}
@@ -43,8 +44,9 @@ class RefusalLog:
         self.refused: dict[tuple[int, Reason], int] = {}
         """By class id and reason, since the start."""
 
-    def count(self, tenant_id: int, class_id: int, reason: Reason, now_us: int) -> None:
-        key = now_us - now_us % MINUTE_US, tenant_id, class_id, reason.code
+    def count(self, tenant_id: int, class_id: int, reason: Reason, arrived_us: int) -> None:
+        """One more refusal, in the minute of the request's arrival: the one that its id tells."""
+        key = arrived_us - arrived_us % MINUTE_US, tenant_id, class_id, reason.code
         self._counts[key] = self._counts.get(key, 0) + 1
         self.refused[class_id, reason] = self.refused.get((class_id, reason), 0) + 1
 
@@ -59,15 +61,19 @@ class RefusalLog:
             prefix = "other"
         self.unknown_keys[prefix] = self.unknown_keys.get(prefix, 0) + 1
 
-    def wants_refused(self, tenant_id: int, class_id: int, reason: Reason, now_us: int) -> bool:
-        """Whether the explanation of this refusal is kept: the first 100 of its kind in a minute are."""
-        minute_us = now_us - now_us % MINUTE_US
-        if minute_us != self._minute_us:
+    def wants_refused(self, tenant_id: int, class_id: int, reason: Reason, arrived_us: int) -> bool:
+        """Whether the explanation of this refusal is kept: the first 100 of its kind in a minute of arrival are."""
+        minute_us = arrived_us - arrived_us % MINUTE_US
+        if minute_us > self._minute_us:
             self._minute_us = minute_us
-            self._kept.clear()
-        key = tenant_id, class_id, reason
+            # Who waited for a lease may belong to the minute before.
+            self._kept = {key: kept for key, kept in self._kept.items() if key[0] >= minute_us - MINUTE_US}
+        key = minute_us, tenant_id, class_id, reason
         kept = self._kept.get(key, 0)
-        if kept >= SAMPLES_PER_KIND or len(self._samples) >= SAMPLES_PENDING_MAX:
+        if kept >= SAMPLES_PER_KIND:
+            return False
+        if len(self._samples) >= SAMPLES_PENDING_MAX:
+            self.samples_dropped += 1
             return False
         self._kept[key] = kept + 1
         return True

@@ -113,8 +113,9 @@ class Handlers:
             raise Refusal("bad_signature", "The signed seq is not the report's seq, or the report has no epoch.")
         if caller.epoch not in (report.epoch, caller.agent.epoch):
             raise Refusal("superseded", "The signed epoch is neither the report's nor this agent's present one.")
-        envelope = Envelope(caller.agent.id, report.epoch, report.seq, digest, caller.epoch)
         report, impossible = bounded(report)
+        lost_from = 0 if report.lost is None else report.lost.first_seq
+        envelope = Envelope(caller.agent.id, report.epoch, report.seq, digest, caller.epoch, lost_from)
         incoming = Incoming(envelope, caller.agent.pool_id, report, to_us(received), impossible)
         try:
             result = await self._group_commit.submit(incoming)
@@ -142,8 +143,9 @@ class Handlers:
     async def lease(self, caller: Caller, body: bytes) -> Reply:
         _own_epoch(caller)
         message = decode(_lease_decoder, body, "The lease request")
-        if not 0 < message.tenant_id < 2**31 or not 0 <= message.need_nanos < 2**62:
-            raise Refusal("unreadable", "tenant_id and need_nanos must be positive numbers.")
+        amounts = (message.need_nanos, message.waiting_nanos)
+        if not 0 < message.tenant_id < 2**31 or not all(0 <= nanos < 2**62 for nanos in amounts):
+            raise Refusal("unreadable", "tenant_id, need_nanos and waiting_nanos must be positive numbers.")
         if not all(map(is_spend, message.spends)):
             raise Refusal("unreadable", "A spend has a lease_id or an amount that cannot be.")
         return _reply(await self.blocking(_lease, caller, message, datetime.now(UTC)))
@@ -177,7 +179,7 @@ def _own_epoch(caller: Caller) -> None:
 
 
 def _lease(caller: Caller, message: LeaseRequest, now: datetime) -> LeaseAnswer:
-    asking = Asking(caller.agent.id, caller.epoch, message.tenant_id, message.need_nanos)
+    asking = Asking(caller.agent.id, caller.epoch, message.tenant_id, message.need_nanos, message.waiting_nanos)
     with connection() as held, held.cursor() as cursor:
         _check_served(cursor, caller, message.tenant_id)
         if message.spends:

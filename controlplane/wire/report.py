@@ -299,6 +299,23 @@ class ItemDone(Struct, array_like=True, frozen=True):
     reason: str = ""
 
 
+class ClockReading(Struct, array_like=True, frozen=True):
+    """The agent's clock minus the control plane's, from the exchange with the shortest round trip of the last ones.
+
+    It is right within `error_us`, half of that round trip.
+    """
+
+    offset_us: int
+    error_us: int
+
+
+class LostReports(Struct, array_like=True, frozen=True):
+    """Reports from `first_seq` up to the one before this are lost for good; `records` in them, -1 where not known."""
+
+    first_seq: int
+    records: int
+
+
 class Report(Struct, frozen=True):
     """One exchange. `revision` and `live_number` acknowledge; `refused_revision` with its reason refuses.
 
@@ -328,6 +345,8 @@ class Report(Struct, frozen=True):
     item_room: list[ItemRoom] = []
     items_through: int = 0
     items_done: list[ItemDone] = []
+    clock: ClockReading | None = None
+    lost: LostReports | None = None
 
 
 class Grant(Struct, frozen=True):

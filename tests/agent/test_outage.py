@@ -1,0 +1,228 @@
+"""Neither control plane nor lease: a tenant's posture decides, and a slice that was leased before is all there is."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+
+import openai
+import pytest
+from django.db.models import F
+
+from controlplane.agent.health import health_details
+from controlplane.agent.metrics import render
+from controlplane.agent.outage_log import OutageLog
+from controlplane.budgets.models import BudgetWindow
+from controlplane.budgets.models import Lease as LeaseRow
+from controlplane.budgets.sweep import sweep
+from controlplane.wire.report import FLAG_OUTAGE, Lease
+from tests.agent import control_planes as cp
+from tests.agent import worlds
+from tests.agent.wire_client import WireClient, chat_body, post
+
+SLICE = 400_000
+
+
+def doc(posture: str = "open"):
+    return worlds.document(tenants=[worlds.tenant_policy(hard_budget=True, outage_posture=posture)])
+
+
+async def cut_off(make_agent, posture: str = "open", slice_nanos: int = SLICE):
+    """An agent that holds a slice and whose questions nobody answers."""
+    agent = await make_agent(doc(posture))
+    told(agent, [Lease(5, 1, slice_nanos, agent.engine.clock.now_us() + 60_000_000, outage=True)])
+    return agent
+
+
+def told(agent, leases, exhausted=()):
+    """An answer of the control plane arrives."""
+    now_us = agent.engine.clock.now_us()
+    agent.engine.leases.apply(list(leases), list(exhausted), asked_us=now_us, now_us=now_us)
+    agent.engine.desk.lease_answered(1)
+
+
+async def ask(agent, **fields):
+    client = await WireClient.connect(agent.port)
+    return await client.ask(post(chat_body(max_tokens=20, ignore_eos=True, **fields)))
+
+
+def spent(agent, lease_id: int = 5) -> int:
+    return next(row.spent_nanos for row in agent.engine.leases.spends() if row.lease_id == lease_id)
+
+
+async def test_an_open_tenant_goes_on_until_its_slice_is_spent(make_agent, caplog):
+    agent = await cut_off(make_agent)
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    first = await ask(agent)
+    assert first.status == 200
+    assert loop.time() - began >= 0.25, "the first one waits for an answer"
+    answers = [first]
+    while answers[-1].status == 200:
+        answers.append(await ask(agent))
+        assert len(answers) < 100, "the slice ends"
+    assert (answers[-1].status, answers[-1].json["error"]["code"]) == (503, "no_lease")
+    rows = agent.closed_rows()
+    assert 0 < sum(row.charge_prompt_nanos + row.charge_output_nanos for row in rows) == spent(agent) <= SLICE
+    assert all(row.flags & FLAG_OUTAGE for row in rows)
+    assert agent.engine.desk.outage.totals == {"admitted": len(answers) - 1, "refused": 1}
+    assert "neither the control plane nor a lease is there" in caplog.text
+    agent.assert_nothing_held()
+
+
+async def test_while_cut_off_nobody_waits_for_an_answer_again(make_agent):
+    agent = await cut_off(make_agent)
+    await ask(agent)
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    assert (await ask(agent)).status == 200
+    waited_s = loop.time() - began
+    print(f"the second request of an outage took {1000 * waited_s:.1f} ms")
+    assert waited_s < 0.25
+
+
+async def test_a_closed_tenant_is_refused_though_a_slice_is_there(make_agent):
+    agent = await cut_off(make_agent, "closed")
+    answer = await ask(agent)
+    assert (answer.status, answer.json["error"]["code"]) == (503, "no_lease")
+    assert spent(agent) == 0
+    assert agent.engine.desk.outage.totals == {"admitted": 0, "refused": 1}
+
+
+async def test_a_slice_is_no_lease_while_the_control_plane_answers(make_agent):
+    agent = await cut_off(make_agent)
+    slice_now = Lease(5, 1, SLICE, agent.engine.clock.now_us() + 60_000_000, outage=True)
+    agent.engine.desk.ask_lease = lambda tenant_id, need_nanos: asyncio.get_running_loop().call_later(
+        0.01, told, agent, [slice_now], [worlds.Exhausted(1, "acme monthly", 1 << 60)]
+    )
+    answer = await ask(agent)
+    assert (answer.status, answer.json["error"]["code"]) == (429, "insufficient_quota")
+    assert spent(agent) == 0
+
+
+async def test_an_answer_ends_the_outage(make_agent):
+    agent = await cut_off(make_agent)
+    await ask(agent)
+    before = spent(agent)
+    expires_us = agent.engine.clock.now_us() + 60_000_000
+    told(agent, [Lease(5, 1, SLICE, expires_us, outage=True), Lease(6, 1, 10**9, expires_us)])
+    assert (await ask(agent)).status == 200
+    assert (spent(agent), spent(agent, 6) > 0) == (before, True)
+
+
+async def test_an_ended_slice_is_not_spent(make_agent):
+    agent = await make_agent(doc())
+    told(agent, [Lease(5, 1, SLICE, agent.engine.clock.now_us(), outage=True)])
+    assert (await ask(agent)).json["error"]["code"] == "no_lease"
+    assert spent(agent) == 0
+
+
+async def test_operators_see_both_kinds(make_agent):
+    agent = await cut_off(make_agent, slice_nanos=200_000)
+    while (await ask(agent)).status == 200:
+        pass
+
+    class Apart:
+        reachable, trouble, last_answer_us, policy, live = False, "away", 0, agent.policy, agent.live
+
+        def epoch_now(self):
+            return 1
+
+    class Store:
+        unaccepted_reports = records_accepted = records_unreported = 0
+        dropped: tuple[str, ...] = ()
+
+        def size_bytes(self):
+            return 0
+
+        def unsealed(self):
+            return []
+
+    outage = health_details(agent.engine, Store(), Apart())["outage"]["acme"]
+    assert outage["admitted"] >= 1 and outage["refused"] == 1
+    assert 0 < outage["slice_left_nanos"] < 200_000
+    text = str(render(agent.engine, Store()))
+    assert f'flexband_outage_requests_total{{decision="admitted"}} {outage["admitted"]}' in text
+
+
+def test_the_log_says_it_once_a_minute(caplog):
+    log = OutageLog()
+    for at_s in (0, 1, 59, 61, 62):
+        log.admitted(1, "acme", at_s * 1_000_000)
+    assert caplog.text.count("tenant acme") == 2
+    assert "4 requests were admitted" in caplog.text
+
+
+@pytest.mark.django_db(transaction=True)
+class TestWithTheControlPlane:
+    async def clients(self, process, count: int, **more):
+        """Requests at once; the answers, or the errors' codes."""
+        async with openai.AsyncOpenAI(
+            api_key=cp.SECRET, base_url=f"http://127.0.0.1:{process.port}/v1", max_retries=0, timeout=20
+        ) as ai:
+            fields = {
+                "model": "llama-70b",
+                "messages": [{"role": "user", "content": "hello"}],
+                "max_tokens": 40,
+                **more,
+            }
+            said = await asyncio.gather(
+                *(ai.chat.completions.create(**fields) for _ in range(count)), return_exceptions=True
+            )
+        return [str(one.code) if isinstance(one, openai.APIStatusError) else "ok" for one in said]
+
+    def invariant(self) -> bool:
+        rows = BudgetWindow.objects.filter(hard=True)
+        return rows.exists() and not rows.filter(limit_nanos__lt=F("settled_nanos") + F("leased_nanos")).exists()
+
+    async def test_an_outage_is_lived_through_on_the_slice_and_settled_after_it(self, world, tmp_path, settings):
+        settings.OUTAGE_SLICE_PERCENT = 10
+        limit_nanos = 30_000_000
+        await cp.in_database(cp.hard_budget)(world.tenant, limit_nanos)
+        world.tenant.outage_posture = "open"
+        await cp.in_database(world.tenant.save)()
+        token = await cp.in_database(world.token)()
+        async with cp.control_plane() as url:
+            port = int(url.rsplit(":", 1)[1])
+            context = cp.running_agent(url, token, tmp_path / "state", "--sim-speed", "0")
+            process = await context.__aenter__()
+            await cp.until(lambda: process.control.epoch_now())
+            await cp.in_database(cp.push_policy)()
+            await cp.until(lambda: process.engine.ready)
+            assert (await cp.in_database(sweep)(datetime.now(UTC))).slices == 1
+            await cp.until(lambda: process.engine.leases.slices_nanos(process.engine.clock.now_us()))
+            assert await cp.in_database(self.invariant)()
+        codes: list[str] = []
+        while "no_lease" not in codes:
+            codes += await self.clients(process, 8)
+            assert len(codes) < 400, "a cut off agent can spend no more than its slice"
+        assert "ok" in codes
+        outage = cp.health(process)["outage"][world.tenant.slug]
+        assert (outage["admitted"], outage["refused"]) == (codes.count("ok"), codes.count("no_lease"))
+        async with cp.control_plane(port):
+            await cp.until(lambda: process.control.reachable, 20)
+            assert await self.clients(process, 1) == ["ok"], "the control plane leases again"
+            await context.__aexit__(None, None, None)
+        rows = await cp.in_database(lambda: list(LeaseRow.objects.filter(outage=True)))()
+        assert [row.amount_nanos for row in rows] == [limit_nanos // 10]
+        assert 0 < rows[0].spent_nanos <= limit_nanos // 10
+        assert await cp.in_database(self.invariant)()
+        settled = await cp.in_database(lambda: BudgetWindow.objects.get(hard=True).settled_nanos)()
+        assert settled == await cp.charged()
+        assert await cp.quarantined() == []
+
+    async def test_many_first_requests_at_once_are_leased_for_together(self, world, tmp_path):
+        """Forty requests of a tenant nobody leased for yet: what waits is asked for, not one request."""
+        await cp.in_database(cp.hard_budget)(world.tenant, 10_000_000_000)
+        world.tenant.max_concurrency = 64
+        await cp.in_database(world.tenant.save)()
+        token = await cp.in_database(world.token)()
+        async with (
+            cp.control_plane() as url,
+            cp.running_agent(url, token, tmp_path / "state", "--sim-speed", "0") as process,
+        ):
+            await cp.until(lambda: process.control.epoch_now())
+            await cp.in_database(cp.push_policy)()
+            await cp.until(lambda: process.engine.ready)
+            assert await self.clients(process, 40) == ["ok"] * 40
+            assert await cp.in_database(self.invariant)()
