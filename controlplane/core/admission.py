@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 from controlplane.core.admission_snapshot import (
     BudgetView,
@@ -88,8 +88,7 @@ class AdmissionDecision:
     served_snapshot: Snapshot | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
+class Check(NamedTuple):
     """One line of an explanation; value and limit in the unit that the name ends with, None where there is none."""
 
     name: str
@@ -394,7 +393,9 @@ def _identity_checks(s: Snapshot) -> tuple[Check, ...]:
 def _names(*sets: frozenset[str] | None) -> str | None:
     """The allowed names that all given sets share, for a person to read; None when nothing narrows them."""
     given = [names for names in sets if names is not None]
-    return ", ".join(sorted(frozenset.intersection(*given))) if given else None
+    if not given:
+        return None
+    return ", ".join(sorted(given[0] if len(given) == 1 else frozenset.intersection(*given)))
 
 
 def _quoted(name: str | None) -> str | None:
@@ -439,7 +440,8 @@ def _bucket_check(name: str, bucket: TokenBucket | None, need: int, now_us: int)
     """Value is what the bucket holds in tokens, limit what the request needs: it holds when value >= limit."""
     if bucket is None:
         return Check(name, None, need, True)
-    return Check(name, bucket.refill(now_us) / PICO, need, bucket.covers(need, now_us))
+    level = bucket.refill(now_us)
+    return Check(name, level / PICO, need, level >= need * PICO)
 
 
 def _limit_checks(s: Snapshot) -> tuple[Check, ...]:

@@ -124,6 +124,12 @@ class ClassQueue:
         self.returned[request.id] = request
         self._entered(request, now_us)
 
+    def work_of(self, prompt_tokens: int, output_tokens: int, gpu_us: int) -> int:
+        """Work of a whole request in the unit of the class."""
+        if self._linear:
+            return gpu_us
+        return self._per_request + self._per_prompt_token * prompt_tokens + self._per_output_token * output_tokens
+
     def head_of(self, tenant: FairTenant, now_us: int) -> QueuedRequest:
         """The request of a backlogged tenant that goes next."""
         head = self._backlogs[tenant.slug].head(now_us)
@@ -232,11 +238,12 @@ class ClassQueue:
         request.blocked_since_us = None
         self.queued += 1
         self.queued_gpu_us += request.gpu_us
-        kv_tokens = request.kv_tokens
-        if kv_tokens < self.kv_floor_home:
-            self.kv_floor_home = kv_tokens
-        if kv_tokens < self.kv_floor_lent and request.may_run_lent:
-            self.kv_floor_lent = kv_tokens
+        if self.kv_floor_home or self.kv_floor_lent:
+            kv_tokens = request.kv_tokens
+            if kv_tokens < self.kv_floor_home:
+                self.kv_floor_home = kv_tokens
+            if kv_tokens < self.kv_floor_lent and request.may_run_lent:
+                self.kv_floor_lent = kv_tokens
 
     def _left(self, request: QueuedRequest) -> None:
         self._backlogs[request.tenant].remove(request)

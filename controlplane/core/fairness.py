@@ -111,7 +111,7 @@ class FairQueue:
     queued. To look past a tenant, `pop_least` takes it out and `push` puts it back.
     """
 
-    __slots__ = ("_heap", "_joining", "_last_left", "scale", "tenants")
+    __slots__ = ("_heap", "_last_left", "joining", "scale", "tenants")
 
     def __init__(self, scale: int = DEFAULT_SCALE) -> None:
         if scale <= 0:
@@ -119,7 +119,8 @@ class FairQueue:
         self.scale = scale
         self.tenants: dict[str, FairTenant] = {}
         self._heap: list[tuple[int, str, FairTenant]] = []
-        self._joining: list[FairTenant] = []
+        self.joining: list[FairTenant] = []
+        """Those who became backlogged since the last dispatch instant."""
         self._last_left: FairTenant | None = None
 
     def tenant(self, slug: str, weight: int | Fraction = 1) -> FairTenant:
@@ -150,11 +151,11 @@ class FairQueue:
         if tenant.backlogged:
             return
         tenant.backlogged = True
-        self._joining.append(tenant)
+        self.joining.append(tenant)
 
     def settle(self, now_us: int) -> None:
         """Lift those who joined since the last dispatch instant; all who join at one instant are lifted alike."""
-        joining = self._joining
+        joining = self.joining
         if not joining:
             return
         first = self.least(now_us) or self._last_left
@@ -206,7 +207,7 @@ class FairQueue:
         tenant = self.least(now_us)
         if tenant is not None:
             return tenant
-        return min((t for t in self._joining if t.backlogged), key=lambda t: t.slug, default=None)
+        return min((t for t in self.joining if t.backlogged), key=lambda t: t.slug, default=None)
 
     def leave(self, tenant: FairTenant) -> None:
         """Its last queued request was dispatched; output still to come goes on counting."""

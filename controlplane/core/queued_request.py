@@ -29,12 +29,14 @@ class QueuedRequest:
     `kv_tokens` is prompt plus expected output, `gpu_us` the estimated share of a slot. `preemptible` says that the
     class is retry_safe and the backend cancels promptly; `fits_drain` that the estimate at the bias's upper bound fits
     the drain bound, so that a lent slot may take it. `streamed` requests report output as it is produced; of others
-    only the total is known, and it is charged linearly. `cached_tokens` is the cached prefix by slot name.
+    only the total is known, and it is charged linearly. `cached_tokens` is the cached prefix by slot name;
+    `batch_shape` names what it may be run together with, empty for nothing.
     """
 
     __slots__ = (
         "arrival_us",
         "attempt",
+        "batch_shape",
         "blocked_since_us",
         "bytes_sent",
         "cached_tokens",
@@ -80,6 +82,7 @@ class QueuedRequest:
         fits_drain: bool = False,
         streamed: bool = True,
         cached_tokens: dict[str, int] | None = None,
+        batch_shape: str = "",
     ) -> None:
         self.id = id
         self.tenant = tenant
@@ -95,6 +98,7 @@ class QueuedRequest:
         self.fits_drain = fits_drain
         self.streamed = streamed
         self.cached_tokens = cached_tokens
+        self.batch_shape = batch_shape
         self.attempt = 1
         self.phase: Phase = NEW
         self.class_index = -1

@@ -15,9 +15,9 @@ from controlplane.core.admission_snapshot import Overload, Snapshot
 from controlplane.core.class_queue import NEVER_US, ClassQueue, SchedulingClass
 from controlplane.core.fairness import FairTenant
 from controlplane.core.minimum_share import MinimumShare
-from controlplane.core.placement import is_near
 from controlplane.core.preemption import choose_victims
 from controlplane.core.queued_request import ENDED, QUEUED, RUNNING, Phase, QueuedRequest
+from controlplane.core.slot_choice import choose_slot, takes
 from controlplane.core.slot_states import SlotState
 from controlplane.core.slots import NO_END_US, UNBOUNDED_KV, ClassKind, Isolation, RunningSlot, SlotSpec, serves
 
@@ -92,7 +92,8 @@ class Scheduler:
         if request.id in self.requests:
             raise ValueError(f"request {request.id!r} is already here")
         queue = self._by_slug[request.class_slug]
-        self._account(now_us)
+        if self._share.active:
+            self._account(now_us)
         request.class_index = queue.index
         self.requests[request.id] = request
         queue.push(request, now_us)
@@ -104,7 +105,9 @@ class Scheduler:
         request.class_index, request.slot_index, request.reserved_slot_index = queue.index, slot.index, -1
         request.fair = queue.fair.tenant(request.tenant, 1 if request.fair is None else request.fair.weight)
         self.requests[request.id] = request
-        self._take_place(request, slot, queue, now_us)
+        if slot.start(request, now_us):
+            self._open &= ~slot.bit
+        queue.running += 1
 
     def produced(self, request_id: str | int, output_tokens: int) -> None:
         """A running request sent output; from now on it is not preempted."""
@@ -127,9 +130,8 @@ class Scheduler:
         self._stop(request, queue, now_us)
         work: int | None = None
         if output_tokens is not None or gpu_us is not None:
-            policy = queue.spec.work
-            work = policy.at_dispatch(request.prompt_tokens if prompt_tokens is None else prompt_tokens)
-            work += policy.afterwards(
+            work = queue.work_of(
+                request.prompt_tokens if prompt_tokens is None else prompt_tokens,
                 request.output_tokens if output_tokens is None else output_tokens,
                 request.gpu_us if gpu_us is None else gpu_us,
             )
@@ -235,12 +237,13 @@ class Scheduler:
         if (queue.kv_floor_home or queue.kv_floor_lent) and not self._floor_fits(queue, open_slots):
             return None
         fair = queue.fair
-        fair.settle(now_us)
+        if fair.joining:
+            fair.settle(now_us)
         tenant = fair.least(now_us)
         if tenant is None:
             return None
         head = queue.head_of(tenant, now_us)
-        slot = self._slot_for(head, queue, open_slots)
+        slot = choose_slot(head, queue, open_slots, self.classes)
         if slot is None:
             return self._scan(queue, open_slots, now_us)
         self._start(head, slot, queue, now_us)
@@ -275,7 +278,7 @@ class Scheduler:
         started: QueuedRequest | None = None
         while (tenant := fair.least(now_us)) is not None:
             head = queue.head_of(tenant, now_us)
-            slot = self._slot_for(head, queue, open_slots)
+            slot = choose_slot(head, queue, open_slots, self.classes)
             if slot is not None:
                 self._start(head, slot, queue, now_us)
                 queue.dispatched(tenant, head, now_us)
@@ -294,70 +297,15 @@ class Scheduler:
             queue.kv_floor_home, queue.kv_floor_lent = floor_home, floor_lent
         return started
 
-    def _slot_for(
-        self, request: QueuedRequest, queue: ClassQueue, open_slots: Sequence[RunningSlot]
-    ) -> RunningSlot | None:
-        """Least outstanding work among the open slots that may take it; within 10 %, the longest cached prefix."""
-        best: RunningSlot | None = None
-        kv_tokens = request.kv_tokens
-        for slot in open_slots:
-            if best is not None and slot.outstanding_gpu_us >= best.outstanding_gpu_us:
-                continue
-            # The plain case first: on this path a call per slot is most of the price.
-            if slot.reserved_for is None and not slot.on_loan:
-                if kv_tokens <= slot.kv_free:
-                    best = slot
-            elif self._takes(slot, queue, kv_tokens, request.may_run_lent, request.tenant):
-                best = slot
-        cached = request.cached_tokens
-        if best is None or not cached:
-            return best
-        least = best.outstanding_gpu_us
-        near = [
-            slot
-            for slot in open_slots
-            if is_near(slot.outstanding_gpu_us, least)
-            and self._takes(slot, queue, kv_tokens, request.may_run_lent, request.tenant)
-        ]
-        return min(near, key=lambda slot: (-cached.get(slot.spec.name, 0), slot.outstanding_gpu_us, slot.index))
-
-    def _takes(
-        self,
-        slot: RunningSlot,
-        queue: ClassQueue,
-        kv_tokens: int,
-        may_run_lent: bool,
-        tenant: str,
-    ) -> bool:
-        """Whether an open slot that serves the class takes a tenant's head: memory, loan, reservation.
-
-        A reservation holds against other tenants of its class and below. Its own tenant passes: should another of its
-        requests have become the head, the reserved one could not start before it.
-        """
-        if kv_tokens > slot.kv_free:
-            return False
-        if slot.on_loan and not may_run_lent:
-            return False
-        holder = slot.reserved_for
-        if holder is None:
-            return True
-        if holder.class_index == queue.index:
-            return holder.tenant == tenant
-        return queue.rank < self.classes[holder.class_index].rank
-
     def _start(self, request: QueuedRequest, slot: RunningSlot, queue: ClassQueue, now_us: int) -> None:
         if request.reserved_slot_index >= 0:
             self._unreserve(request)
-        self._take_place(request, slot, queue, now_us)
+        if slot.start(request, now_us):
+            self._open &= ~slot.bit
+        queue.running += 1
         request.phase = RUNNING
         request.slot_index = slot.index
         request.started_us = now_us
-
-    def _take_place(self, request: QueuedRequest, slot: RunningSlot, queue: ClassQueue, now_us: int) -> None:
-        slot.start(request, now_us)
-        queue.running += 1
-        if len(slot.running) >= slot.places:
-            self._open &= ~slot.bit
 
     def _keep_blocked(self, queue: ClassQueue, heads: list[QueuedRequest], now_us: int) -> None:
         """Remember the heads that a scan passed, and when the first of them is to get a slot reserved."""
@@ -430,7 +378,7 @@ class Scheduler:
         if self._open & queue.slot_mask:
             tenant, first_end_us = snapshot.tenant.slug, now_us
             snapshot.free_now = any(
-                self._takes(slot, queue, kv_tokens, may_run_lent, tenant) for slot in self._open_slots(queue)
+                takes(slot, queue, kv_tokens, may_run_lent, tenant, self.classes) for slot in self._open_slots(queue)
             ) and queue.leads(tenant, gpu_us, deadline_us, now_us)
             if snapshot.free_now:
                 return
@@ -478,12 +426,12 @@ class Scheduler:
         return request
 
     def _stop(self, request: QueuedRequest, queue: ClassQueue, now_us: int) -> None:
-        self._account(now_us)
+        if self._share.active:
+            self._account(now_us)
         slot = self.slots[request.slot_index]
-        slot.stop(request)
-        queue.running -= 1
-        if len(slot.running) < slot.places:
+        if slot.stop(request):
             self._open |= slot.bit
+        queue.running -= 1
 
     def _ended(self, request: QueuedRequest) -> QueuedRequest:
         request.phase = ENDED

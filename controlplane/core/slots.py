@@ -86,6 +86,7 @@ class RunningSlot:
         "kv_tokens",
         "mask",
         "on_loan",
+        "open_batches",
         "outstanding_gpu_us",
         "places",
         "ready",
@@ -111,26 +112,30 @@ class RunningSlot:
         self.outstanding_gpu_us = 0
         self.reserved_for: QueuedRequest | None = None
         self.first_end_us = NO_END_US
+        self.open_batches: set[str] = set()
+        """Shapes of which requests on the slot wait for others to run with (`batching`)."""
         self._ends: list[tuple[int, str | int, QueuedRequest]] = []
 
-    def start(self, request: QueuedRequest, now_us: int) -> None:
-        """Take a request onto the slot."""
+    def start(self, request: QueuedRequest, now_us: int) -> bool:
+        """Take a request onto the slot; whether its last place is taken now."""
         running, gpu_us = self.running, request.gpu_us
         running[request.id] = request
         self.class_counts[request.class_index] += 1
         self.kv_free -= request.kv_tokens
         self.outstanding_gpu_us += gpu_us
         # A request's gpu_us is its share of the slot; its residence grows with those beside it.
-        request.expected_end_us = end_us = now_us + gpu_us * len(running)
+        taken = len(running)
+        request.expected_end_us = end_us = now_us + gpu_us * taken
         if len(self._ends) > 2 * self.places + 16:
             self._ends = [entry for entry in self._ends if self._is_present(entry)]
             heapify(self._ends)
         heappush(self._ends, (end_us, request.id, request))
         if end_us < self.first_end_us:
             self.first_end_us = end_us
+        return taken >= self.places
 
-    def stop(self, request: QueuedRequest) -> None:
-        """Take a request off the slot."""
+    def stop(self, request: QueuedRequest) -> bool:
+        """Take a request off the slot; whether a place is free now."""
         del self.running[request.id]
         self.class_counts[request.class_index] -= 1
         self.kv_free += request.kv_tokens
@@ -140,6 +145,7 @@ class RunningSlot:
             while ends and not self._is_present(ends[0]):
                 heappop(ends)
             self.first_end_us = ends[0][0] if ends else NO_END_US
+        return len(self.running) < self.places
 
     def _is_present(self, entry: tuple[int, str | int, QueuedRequest]) -> bool:
         """Whether an entry of the heap of ends is of a request that runs, and not of an earlier stay of it."""

@@ -1,0 +1,73 @@
+"""Which of the open slots of a class takes a tenant's head: memory, loan, reservation, then work and cached prefix."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from controlplane.core.class_queue import ClassQueue
+from controlplane.core.placement import is_near
+from controlplane.core.queued_request import QueuedRequest
+from controlplane.core.slots import RunningSlot
+
+
+def choose_slot(
+    request: QueuedRequest, queue: ClassQueue, open_slots: Sequence[RunningSlot], classes: Sequence[ClassQueue]
+) -> RunningSlot | None:
+    """Least outstanding work among the open slots that may take it; within 10 %, the longest cached prefix.
+
+    A request that runs together with others joins a batch of its shape that is open: spread over the slots by
+    their work, batches would never fill.
+    """
+    kv_tokens = request.kv_tokens
+    if request.batch_shape:
+        for slot in open_slots:
+            if request.batch_shape in slot.open_batches and takes(
+                slot, queue, kv_tokens, request.may_run_lent, request.tenant, classes
+            ):
+                return slot
+    best: RunningSlot | None = None
+    for slot in open_slots:
+        if best is not None and slot.outstanding_gpu_us >= best.outstanding_gpu_us:
+            continue
+        # The plain case first: on this path a call per slot is most of the price.
+        if slot.reserved_for is None and not slot.on_loan:
+            if kv_tokens <= slot.kv_free:
+                best = slot
+        elif takes(slot, queue, kv_tokens, request.may_run_lent, request.tenant, classes):
+            best = slot
+    cached = request.cached_tokens
+    if best is None or not cached:
+        return best
+    least = best.outstanding_gpu_us
+    near = [
+        slot
+        for slot in open_slots
+        if is_near(slot.outstanding_gpu_us, least)
+        and takes(slot, queue, kv_tokens, request.may_run_lent, request.tenant, classes)
+    ]
+    return min(near, key=lambda slot: (-cached.get(slot.spec.name, 0), slot.outstanding_gpu_us, slot.index))
+
+
+def takes(
+    slot: RunningSlot,
+    queue: ClassQueue,
+    kv_tokens: int,
+    may_run_lent: bool,
+    tenant: str,
+    classes: Sequence[ClassQueue],
+) -> bool:
+    """Whether an open slot that serves the class takes a tenant's head: memory, loan, reservation.
+
+    A reservation holds against other tenants of its class and below. Its own tenant passes: should another of its
+    requests have become the head, the reserved one could not start before it.
+    """
+    if kv_tokens > slot.kv_free:
+        return False
+    if slot.on_loan and not may_run_lent:
+        return False
+    holder = slot.reserved_for
+    if holder is None:
+        return True
+    if holder.class_index == queue.index:
+        return holder.tenant == tenant
+    return queue.rank < classes[holder.class_index].rank
