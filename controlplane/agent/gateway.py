@@ -28,6 +28,14 @@ IDLE_TIMEOUT_S: Final = 75.0
 SWEEP_S: Final = 5.0
 WRITE_HIGH_WATER: Final = 256 * 1024
 CONTENT_LENGTH_DIGITS: Final = 19
+READ_HEADERS: Final = frozenset(
+    {
+        b"authorization", b"x-flexband-class", b"x-request-id", b"x-client-request-id", b"x-flexband-job",
+        b"traceparent", b"accept", b"expect", b"content-length", b"connection", b"proxy-connection",
+    }
+)  # fmt: skip
+"""All others pass by unread."""
+METHODS: Final = {b"POST": "POST", b"GET": "GET"}
 CLIENT_ID_CHARS: Final = 128
 JOB_CHARS: Final = 45
 
@@ -123,8 +131,8 @@ class Connection(asyncio.Protocol):
     """One client connection."""
 
     __slots__ = (
-        "_body", "_body_size", "_expects", "_front", "_head_size", "_overrun", "_parser", "_queue", "_reading_paused",
-        "_url", "current", "reading", "since_s", "transport", "write_paused",
+        "_body", "_body_size", "_expects", "_front", "_head_size", "_names_connection", "_overrun", "_parser", "_queue",
+        "_reading_paused", "_url", "current", "reading", "since_s", "transport", "write_paused",
     )  # fmt: skip
 
     transport: asyncio.Transport
@@ -138,6 +146,7 @@ class Connection(asyncio.Protocol):
         self._body: list[bytes] = []
         self._body_size = 0
         self._expects = False
+        self._names_connection = False
         self._overrun = False
         self._reading_paused = False
         self.write_paused = False
@@ -229,20 +238,24 @@ class Connection(asyncio.Protocol):
         self._url = b""
         self._head_size = self._body_size = 0
         self._body = []
-        self._expects = False
+        self._expects = self._names_connection = False
 
     def on_url(self, url: bytes) -> None:
         self._url += url
         self._count_head(len(url))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._count_head(len(name) + len(value) + 4)
+        self._head_size += len(name) + len(value) + 4
+        if self._head_size > HEAD_BYTES_MAX:
+            self._count_head(0)
         if self._overrun:
             return
         exchange = self.reading
         if exchange is None:
             exchange = self.reading = HttpExchange(self, "", "")
         name = name.lower()
+        if name not in READ_HEADERS:
+            return
         if name == b"authorization":
             scheme, _, secret = value.partition(b" ")
             if scheme.lower() == b"bearer":
@@ -259,6 +272,8 @@ class Connection(asyncio.Protocol):
             exchange.accept = value
         elif name == b"expect":
             self._expects = value.lower() == b"100-continue"
+        elif name == b"connection" or name == b"proxy-connection":
+            self._names_connection = True
         elif name == b"content-length" and value.isdigit():
             if len(value) > CONTENT_LENGTH_DIGITS:
                 self._refuse(400, "The content-length header is not a length.")
@@ -281,12 +296,15 @@ class Connection(asyncio.Protocol):
             return
         exchange = self.reading or HttpExchange(self, "", "")
         self.reading = None
-        exchange.method = self._parser.get_method().decode("latin-1")
-        exchange.path = self._url.split(b"?", 1)[0].decode("latin-1")
+        parser, method = self._parser, self._parser.get_method()
+        exchange.method = METHODS.get(method) or method.decode("latin-1")
+        exchange.path = (self._url.split(b"?", 1)[0] if b"?" in self._url else self._url).decode("latin-1")
         exchange.body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
-        exchange.chunked = self._parser.get_http_version() != "1.0"
+        keeps = parser.should_keep_alive()
+        # HTTP/1.0 stays open only where a header asks for it, so that the version has to be looked at for few.
+        exchange.chunked = (keeps and not self._names_connection) or parser.get_http_version() != "1.0"
         # A stream to an HTTP/1.0 client ends with its connection.
-        exchange.keep_alive = self._parser.should_keep_alive() and not self._front.closing and exchange.chunked
+        exchange.keep_alive = keeps and not self._front.closing and exchange.chunked
         self._url, self._body = b"", []
         if self.current is None and not self._queue and not self.write_paused:
             self._begin(exchange)
@@ -314,9 +332,10 @@ class Connection(asyncio.Protocol):
         if not exchange.keep_alive:
             self.transport.close()
             return
-        if self._queue and not self.write_paused:
-            self._follow()
-        self._steer_reading()
+        if self._queue or self.write_paused or self._reading_paused:
+            if self._queue and not self.write_paused:
+                self._follow()
+            self._steer_reading()
 
     def _follow(self) -> None:
         """Begin the next request, not from within the answer before it: a long pipeline is no deep stack."""

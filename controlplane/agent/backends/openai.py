@@ -17,9 +17,12 @@ import httptools
 
 from controlplane.agent.api_body import body_for_upstream
 from controlplane.agent.backends.base import BackendRequest, Failure, Sink, TokenUsage
+from controlplane.agent.backends.one_shot_usage import one_shot_usage
 from controlplane.agent.backends.sse import EventStream
 from controlplane.agent.backends.usage_reading import envelope_of, estimated_output, token_usage, usage_of
 from controlplane.agent.errors import UsageError
+from controlplane.agent.one_shot_body import one_shot_for_upstream
+from controlplane.wire.policy import PolicyDocument
 
 IDLE_MAX: Final = 256
 CONNECT_TIMEOUT_S: Final = 5.0
@@ -61,6 +64,9 @@ class OpenAIBackend:
             task.cancel()
         while self.idle:
             self.idle.pop().transport.close()
+
+    def take_policy(self, document: PolicyDocument) -> None:
+        """The server is configured by its operator."""
 
     def set_slots(self, slots: dict[int, int]) -> None:
         """Slots bound what is sent; the server itself has no notion of them."""
@@ -161,13 +167,16 @@ class UpstreamRun:
 
     def body(self) -> bytes:
         request = self.request
+        priority = request.priority if self.backend.send_priority else None
+        if request.one_shot:
+            return one_shot_for_upstream(request.body, request.path, priority)
         return body_for_upstream(
             request.body,
             request.path,
             max_output_tokens=request.max_output_tokens,
             stream=request.stream,
             usage_wanted=request.wants_usage,
-            priority=request.priority if self.backend.send_priority else None,
+            priority=priority,
         )
 
     def cancel(self) -> None:
@@ -276,6 +285,8 @@ class UpstreamRun:
         return Failure(detail, retryable, passed, body, self.content_type or b"application/json", retry_after)
 
     def _usage(self, body: bytes) -> TokenUsage:
+        if self.request.one_shot:
+            return one_shot_usage(self.request, body)
         request, usage = self.request, usage_of(body)
         counted = 0 if usage is not None and usage.completion_tokens is not None else self._estimated_output(body)
         return token_usage(usage, prompt_tokens=request.prompt_tokens, output_tokens=counted)
@@ -316,6 +327,8 @@ class UpstreamConnection(asyncio.Protocol):
         self._head_left = 0
         self._until_close = False
         self._whole = self._keep = False
+        self._parts: list[bytes] = []
+        """What the present read holds of the body: a stream's events of one read pass as one."""
         self._paused = False
         self.fresh = True
 
@@ -356,15 +369,22 @@ class UpstreamConnection(asyncio.Protocol):
             # Nothing was asked: whatever this is, it must not become the answer to the next request.
             self.transport.abort()
             return
+        broken = ""
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            self._broken("the inference server switched protocols")
+            broken = "the inference server switched protocols"
         except httptools.HttpParserError as error:
             if self._whole:
                 self._keep = False
             else:
-                self._broken(f"the inference server's answer is not HTTP: {error}")
+                broken = f"the inference server's answer is not HTTP: {error}"
+        parts = self._parts
+        if parts and self._run is not None:
+            self._parts = []
+            self._run.took(parts[0] if len(parts) == 1 else b"".join(parts))
+        if broken:
+            self._broken(broken)
         if self._whole:
             self._finish()
         elif self._head_left:
@@ -429,7 +449,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def on_body(self, body: bytes) -> None:
         if self._run is not None and not self._whole:
-            self._run.took(body)
+            self._parts.append(body)
 
     def on_message_complete(self) -> None:
         if self._run is not None and not self._whole and self._run.status:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from controlplane.agent.backends.usage_reading import UsageObject, envelope_of, read_usage
 
@@ -16,8 +17,7 @@ _FINISH: Final = re.compile(rb'"finish_reason"\s*:\s*"')
 _EVENT_END: Final = re.compile(rb"\r?\n\r?\n|\r\r")
 
 
-@dataclass(slots=True)
-class Passed:
+class Passed(Struct, gc=False):
     """Bytes for the client and how many events among them carry output."""
 
     data: bytes

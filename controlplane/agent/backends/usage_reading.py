@@ -9,7 +9,7 @@ import re
 from typing import Annotated, Final
 
 import msgspec
-from msgspec import Meta, Raw, Struct, field
+from msgspec import Meta, Raw, Struct
 
 from controlplane.agent.backends.base import TokenUsage
 
@@ -18,6 +18,7 @@ CHARS_PER_TOKEN: Final = 4
 """For whole answers without usage; the usual rule of thumb for English text."""
 
 _NULL: Final = b"null"
+_NOTHING: Final = Raw(_NULL)
 _TEXT: Final = re.compile(
     rb'"(?:content|reasoning_content|reasoning|refusal|text|arguments)"\s*:\s*"((?:[^"\\]|\\.)*)"', re.DOTALL
 )
@@ -49,9 +50,9 @@ class _Error(Struct):
 class Envelope(Struct):
     """The parts of an answer, or of one chunk of a stream, that the agent looks at."""
 
-    usage: Raw = field(default_factory=lambda: Raw(_NULL))
-    choices: Raw = field(default_factory=lambda: Raw(_NULL))
-    error: Raw = field(default_factory=lambda: Raw(_NULL))
+    usage: Raw = _NOTHING
+    choices: Raw = _NOTHING
+    error: Raw = _NOTHING
 
     @property
     def has_usage(self) -> bool:
