@@ -1,7 +1,8 @@
 """The flex band as the agent keeps it: fenced grants with a time to live, the local tripwire, and the way home.
 
 The rules are `core.grants` and `core.slot_states`; here are their clock (CLOCK_BOOTTIME), their file and their effects
-on the scheduler. The file holds the fence and a trip of each slot: both outlive the process, a running loan does not.
+on the scheduler. The file holds the fence and a trip of each slot: both outlive the process, a loan does not. It is
+written before a loan begins, so that no process can take a fence twice.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import msgspec
 from controlplane.agent.atomic_file import write_atomic
 from controlplane.core import grants as rules
 from controlplane.core.flex_policy import FlexPolicy
-from controlplane.core.grants import Grant, GrantKind, Receipt, SlotGrant, TripSign
+from controlplane.core.grants import Grant, GrantKind, Receipt, SlotGrant, TripCause, TripSign
 from controlplane.core.slot_states import Band, SlotEvent, SlotState, apply_event
 from controlplane.wire.policy import SlotPolicy
 from controlplane.wire.report import Grant as GrantMessage
@@ -30,12 +31,21 @@ LEND = "lend"
 ON_THE_WAY_HOME = frozenset({SlotState.DRAINING, SlotState.CANCELLING, SlotState.OVERDUE})
 
 
+class StoredTrip(msgspec.Struct, frozen=True):
+    """A trip as it is reported: again by each process until a higher fence came, for a report may be lost with one."""
+
+    at_us: int
+    reason: str
+    value: float
+
+
 class StoredSlot(msgspec.Struct, frozen=True):
     """What outlives a restart."""
 
     fence: int
     lent: bool
     tripped: bool
+    trip: StoredTrip | None = None
 
 
 class FlexHost(Protocol):
@@ -61,6 +71,9 @@ class FlexSlot:
     slot_id: int
     grant: SlotGrant
     state: SlotState = SlotState.HOME
+    trip: StoredTrip | None = None
+    unix_shift_us: int = 0
+    """From the boot clock to Unix time when the last drain began."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +104,7 @@ class FlexBand:
         self._policy = FlexPolicy()
         self._stored = self._load()
         self._looked_at_p95_us = 0
+        self._unsaved = False
         self.on_trip: Callable[[], None] = lambda: None
         """Called when the wire was pulled: the control plane should hear of it at once."""
         self.slots: dict[str, FlexSlot] = {}
@@ -109,11 +123,21 @@ class FlexBand:
             log.error("%s cannot be read (%s): slots start at home and wait for a new grant", self._path, error)
             return {}
 
-    def _save(self) -> None:
+    def _save(self) -> bool:
+        """Write fences and trips down; False, and again with the next step, when the disk takes nothing."""
         for name, slot in self.slots.items():
             held = slot.grant
-            self._stored[name] = StoredSlot(held.fence, held.kind is GrantKind.LENT, held.tripped)
-        write_atomic(self._path, msgspec.json.encode(self._stored))
+            trip = slot.trip if held.tripped else None
+            self._stored[name] = StoredSlot(held.fence, held.kind is GrantKind.LENT, held.tripped, trip)
+        try:
+            write_atomic(self._path, msgspec.json.encode(self._stored))
+        except OSError as error:
+            if not self._unsaved:
+                log.critical("%s cannot be written (%s): no loan begins until it can", self._path, error)
+            self._unsaved = True
+            return False
+        self._unsaved = False
+        return True
 
     def configure(self, slots: list[SlotPolicy], policy: FlexPolicy) -> None:
         """Take the flex slots and limits of a revision; what a slot is doing goes on."""
@@ -123,23 +147,33 @@ class FlexBand:
             del self.slots[name]
         for name, slot in flex.items():
             if name not in self.slots:
-                self.slots[name] = FlexSlot(slot.id, self._restored(name))
+                self.slots[name] = self._restored(name, slot.id)
         for name, held in self.slots.items():
             self._host.set_slot_state(name, held.state)
 
-    def _restored(self, name: str) -> SlotGrant:
+    def _restored(self, name: str, slot_id: int) -> FlexSlot:
         stored = self._stored.get(name)
         if stored is None:
-            return SlotGrant(slot=name, band=Band.FLEX)
+            return FlexSlot(slot_id, SlotGrant(slot=name, band=Band.FLEX))
         kind = GrantKind.LENT if stored.lent else GrantKind.RECALLED
         held = SlotGrant(slot=name, band=Band.FLEX, fence=stored.fence, kind=kind, tripped=stored.tripped)
-        return rules.after_restart(held)
+        slot = FlexSlot(slot_id, rules.after_restart(held))
+        if slot.grant.tripped:
+            slot.trip = stored.trip or StoredTrip(self._unix_us(), TripCause.RESTARTED.value, 0.0)
+            self._tell(slot)
+        return slot
+
+    def _tell(self, slot: FlexSlot) -> None:
+        trip = slot.trip
+        assert trip is not None
+        self.trips.append(TripMessage(slot.slot_id, slot.grant.fence, trip.at_us, trip.reason, trip.value))
 
     # Grants
 
     def apply(self, messages: list[GrantMessage], *, sent_boot_us: int) -> list[Receipt]:
         """Take the grants of an answer to a report that was sent at `sent_boot_us` (boot clock)."""
         by_id = {slot.slot_id: name for name, slot in self.slots.items()}
+        before = {name: slot.grant for name, slot in self.slots.items()}
         receipts, changed = [], False
         for message in messages:
             name = by_id.get(message.slot_id)
@@ -157,10 +191,25 @@ class FlexBand:
                 log.error(
                     "slot %s: a %s under fence %d contradicts what that fence said before", name, kind, grant.fence
                 )
-        if changed:
-            self._save()
+        if changed and not self._save():
+            self._give_back(before)
         self._follow()
         return receipts
+
+    def _give_back(self, before: Mapping[str, SlotGrant]) -> None:
+        """Loans that could not be written down are not begun: after a kill their fence would be taken as new.
+
+        What stood before is over all the same, for a recall came between.
+        """
+        now_us = self._boot_us()
+        for name, slot in self.slots.items():
+            fence = slot.grant.fence
+            if slot.grant.kind is not GrantKind.LENT or fence == before[name].fence:
+                continue
+            slot.grant = before[name]
+            if fence > 1:
+                recall = Grant(slot=name, fence=fence - 1, kind=GrantKind.RECALLED)
+                slot.grant = rules.receive(slot.grant, recall, report_sent_at_us=now_us, now_us=now_us).grant
 
     def _receive(self, name: str, grant: Grant, sent_boot_us: int) -> Receipt:
         slot, now_us = self.slots[name], self._boot_us()
@@ -183,6 +232,8 @@ class FlexBand:
         """Let loans lapse, look at the wire, and bring draining slots on their way."""
         if not self.slots:
             return
+        if self._unsaved:
+            self._save()
         now_us = self._boot_us()
         for slot in self.slots.values():
             slot.grant = rules.lapse(slot.grant, now_us=now_us)
@@ -219,16 +270,10 @@ class FlexBand:
             self.slots[held.slot].grant = held
         if pulled.trips:
             at_us = self._unix_us()
-            self.trips += [
-                TripMessage(
-                    slot_id=self.slots[trip.slot].slot_id,
-                    fence=trip.fence,
-                    at_us=at_us,
-                    reason=trip.cause.value,
-                    value=float(trip.value),
-                )
-                for trip in pulled.trips
-            ]
+            for trip in pulled.trips:
+                slot = self.slots[trip.slot]
+                slot.trip = StoredTrip(at_us, trip.cause.value, float(trip.value))
+                self._tell(slot)
             log.warning("tripped by %s (%d): %s", sign.cause, sign.value, ", ".join(t.slot for t in pulled.trips))
             self._save()
             self.on_trip()
@@ -248,6 +293,7 @@ class FlexBand:
                 if before is SlotState.HOME:
                     self._enter(name, slot, SlotEvent.LEND)
             elif before is SlotState.LENT:
+                slot.unix_shift_us = self._unix_us() - now_us
                 self._enter(name, slot, SlotEvent.RECALL)
             if slot.state in ON_THE_WAY_HOME:
                 self._drain(name, slot, now_us)
@@ -278,16 +324,19 @@ class FlexBand:
         return {name: slot.state for name, slot in self.slots.items()}
 
     def drain_instants(self, name: str) -> DrainInstants:
-        """When the last drain stopped admitting, made its last token and was home; None is not yet, or never."""
+        """When the drain of the last loan stopped admitting, made its last token and was home.
+
+        None is not yet, or never; all are None when the last loan never reached this process.
+        """
         slot = self.slots.get(name)
         drain = None if slot is None else slot.grant.drain
-        if drain is None or not drain.stop_admit_at_us:
+        if slot is None or drain is None or not drain.stop_admit_at_us or drain.fence < slot.grant.fence - 1:
             return DrainInstants()
-        shift = self._unix_us() - self._boot_us()
+        shift_us = slot.unix_shift_us
         return DrainInstants(
-            drain.stop_admit_at_us + shift,
-            None if drain.last_token_at_us is None else drain.last_token_at_us + shift,
-            None if drain.home_at_us is None else drain.home_at_us + shift,
+            drain.stop_admit_at_us + shift_us,
+            None if drain.last_token_at_us is None else drain.last_token_at_us + shift_us,
+            None if drain.home_at_us is None else drain.home_at_us + shift_us,
         )
 
     def take_trips(self) -> list[TripMessage]:

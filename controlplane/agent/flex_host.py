@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from controlplane.agent.flex_agent import InteractiveSigns
 from controlplane.agent.live_figures import waiting_ages
+from controlplane.core.histogram import Histogram
 from controlplane.core.slot_states import SlotState
 from controlplane.core.slots import ClassKind
 
@@ -41,7 +42,7 @@ class EngineFlexHost:
 
     def interactive_signs(self, *, with_p95: bool) -> InteractiveSigns:
         now_us = self._engine.clock.now_us()
-        oldest_us, p95_us = None, None
+        oldest_us, waits = None, Histogram()
         for queue in self._engine.scheduler.classes:
             if queue.spec.kind is not ClassKind.INTERACTIVE:
                 continue
@@ -49,7 +50,9 @@ class EngineFlexHost:
             if arrival_us is not None:
                 oldest_us = max(oldest_us or 0, now_us - arrival_us)
             if with_p95:
-                wait = self._engine.figures.of_class(self._engine.class_id(queue.spec.slug), now_us).wait
-                p95 = wait.quantile_us(0.95, now_us, waiting_ages(queue, now_us))
-                p95_us = p95 if p95_us is None else max(p95_us, p95 or 0)
-        return InteractiveSigns(oldest_us, p95_us)
+                class_id = self._engine.class_id(queue.spec.slug)
+                waits.merge(self._engine.figures.of_class(class_id, now_us).wait.snapshot(now_us))
+                for age_us in waiting_ages(queue, now_us):
+                    waits.record(age_us)
+        # One quantile over all interactive classes, as the control plane makes it of a pool's reports.
+        return InteractiveSigns(oldest_us, waits.quantile_us(0.95))

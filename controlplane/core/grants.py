@@ -46,11 +46,13 @@ class Receipt(StrEnum):
 
 
 class TripCause(StrEnum):
-    """What pulled the local tripwire, in the order in which it is looked at."""
+    """What ended a fence at the agent, in the order in which it is looked at."""
 
     OLDEST_WAITING = "oldest_waiting"
     QUEUE_P95 = "queue_p95"
     REFUSED = "refused"
+    #: A new process began while the slot was lent: what the old one had running is not known to have ended.
+    RESTARTED = "restarted"
 
 
 #: Refusals of interactive requests that show a lack of slots.
@@ -120,7 +122,7 @@ class SlotGrant:
 
 @dataclass(frozen=True, kw_only=True)
 class Trip:
-    """A pulled tripwire as it is reported; ``value`` is microseconds waited, or refusals for ``refused``."""
+    """A pulled tripwire as it is reported; ``value`` is microseconds waited, refusals for ``refused``, else 0."""
 
     slot: str
     fence: int
@@ -191,11 +193,12 @@ def _stopped(held: SlotGrant, end: GrantEnd, at_us: int) -> SlotGrant:
 
 
 def after_restart(held: SlotGrant) -> SlotGrant:
-    """What a new process may believe of what the old one wrote down: the fence and a trip, but no running loan.
+    """What a new process may believe of what the old one wrote down: the fence and a trip, but no loan.
 
-    Nothing that the old process ran is running, and its boot clock may have started afresh. The next answer renews.
+    The boot clock may have started afresh, and an inference server may still run what the old process had sent it. So
+    a fence that was lent is over, as after a trip: batch comes back under a higher one, after the cooldown.
     """
-    return replace(held, expires_at_us=0, drain=None)
+    return replace(held, expires_at_us=0, drain=None, tripped=held.tripped or held.kind is GrantKind.LENT)
 
 
 # The local tripwire

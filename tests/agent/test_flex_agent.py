@@ -183,14 +183,88 @@ async def test_fences_and_trips_outlive_the_process_a_loan_does_not(make_agent):
     again.apply_policy(agent.policy.document, agent.live)
     assert again.flex.slots["S3"].state is SlotState.HOME, "nothing runs and nobody renewed"
     assert again.flex.slots["S3"].grant.fence == 3
+    grant = Grant(FLEX_ID, 3, "lend", 15_000_000)
+    assert again.flex.apply([grant], sent_boot_us=boot_us()) == [Receipt.IGNORED_AFTER_TRIP]
+    (trip,) = again.flex.take_trips()
+    assert (trip.slot_id, trip.fence, trip.reason) == (FLEX_ID, 3, "restarted"), "the controller recalls and cools down"
     agent.engine.flex.refused("queue_full")
     third = worlds.Engine(
         clock=worlds.Clock(), backend=worlds.sim(), agent_id=worlds.AGENT_ID, state_dir=agent.state_dir
     )
     third.apply_policy(agent.policy.document, agent.live)
-    grant = Grant(FLEX_ID, 3, "lend", 15_000_000)
     assert third.flex.apply([grant], sent_boot_us=boot_us()) == [Receipt.IGNORED_AFTER_TRIP]
     assert third.flex.apply([Grant(FLEX_ID, 4, "lend", 15_000_000)], sent_boot_us=boot_us()) == [Receipt.TAKEN]
+
+
+async def test_a_trip_is_told_again_after_a_kill_until_a_recall_came(make_agent):
+    """Killed between the trip and the report that would have told it: the next process tells it, with its instant."""
+    agent = await make_agent(flex_document(), speed=1.0)
+    lend(agent, fence=3)
+    agent.engine.flex.refused("queue_full")
+    (told,) = agent.engine.flex.trips
+
+    def restarted():
+        engine = worlds.Engine(
+            clock=worlds.Clock(), backend=worlds.sim(), agent_id=worlds.AGENT_ID, state_dir=agent.state_dir
+        )
+        engine.apply_policy(agent.policy.document, agent.live)
+        return engine.flex
+
+    for _ in range(2):
+        assert restarted().take_trips() == [told]
+    second = restarted()
+    assert second.apply([Grant(FLEX_ID, 4, "recall", 0)], sent_boot_us=boot_us()) == [Receipt.TAKEN]
+    assert restarted().take_trips() == [], "answered"
+
+
+async def test_no_loan_begins_that_cannot_be_written_down(make_agent):
+    """A full disk: fences that are not on it would be taken as new after a kill. Trips and recalls act all the same."""
+    agent = await make_agent(flex_document(), speed=1.0)
+    beside = agent.state_dir / "flex.json.new"
+    beside.mkdir()
+    lend(agent, fence=1)
+    assert state(agent) is SlotState.HOME
+    beside.rmdir()
+    lend(agent, fence=1)
+    assert state(agent) is SlotState.LENT, "the next answer brings it again"
+    beside.mkdir()
+    agent.engine.flex.refused("queue_full")
+    assert state(agent) is SlotState.HOME
+    lend(agent, fence=3)
+    assert state(agent) is SlotState.HOME
+    beside.rmdir()
+    agent.engine.step()
+    assert b'"tripped":false' in (agent.state_dir / "flex.json").read_bytes(), "written as soon as the disk takes it"
+    lend(agent, fence=3)
+    assert state(agent) is SlotState.LENT
+
+
+async def test_instants_of_an_older_drain_are_not_told_as_those_of_a_loan_that_never_came(make_agent):
+    agent = await make_agent(flex_document(), speed=1.0)
+    lend(agent, fence=1)
+    recall(agent, fence=2)
+    assert agent.engine.flex.drain_instants("S3").home_us is not None
+    recall(agent, fence=4)  # the loan under fence 3 was lost on its way
+    assert agent.engine.flex.drain_instants("S3").home_us is None
+
+
+async def test_the_own_p95_is_one_quantile_over_all_interactive_classes(make_agent):
+    """A class with one slow request among many quick ones of another does not trip by itself."""
+    doc = flex_document(lend_p95_ms=100)
+    doc = msgspec.structs.replace(doc, classes=[*doc.classes, worlds.class_policy("chat2", id=9)])
+    agent = await make_agent(doc, speed=1.0)
+    now_us = agent.engine.clock.now_us()
+    figures = agent.engine.figures
+    for _ in range(40):
+        figures.of_class(agent.engine.class_id("chat"), now_us).wait.record(1_000, now_us)
+    figures.of_class(9, now_us).wait.record(500_000, now_us)
+    lend(agent)
+    agent.engine.step()
+    assert state(agent) is SlotState.LENT
+    for _ in range(3):
+        figures.of_class(9, now_us).wait.record(500_000, now_us)
+    await agent.until(lambda: state(agent) is SlotState.HOME)
+    assert report_of(agent).trips[0].reason == "queue_p95"
 
 
 @pytest.mark.parametrize("grant", [Grant(99, 1, "lend", 1), Grant(FLEX_ID, 0, "lend", 1), Grant(FLEX_ID, 1, "lend", 0)])

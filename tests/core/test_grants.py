@@ -178,7 +178,9 @@ def test_a_trip_outlives_a_restart_and_a_running_loan_does_not():
     restarted = after_restart(RUNNING)
     assert not restarted.admits_batch(0) and not restarted.admits_batch(SENT)
     assert receipt(restarted, lent(4)) is Receipt.IGNORED_LOWER_FENCE
-    assert take(restarted, lent(5)).admits_batch(SENT + 100)
+    assert receipt(restarted, lent(5)) is Receipt.IGNORED_AFTER_TRIP, "what ran under it may still run upstream"
+    assert take(restarted, lent(7)).admits_batch(SENT + 100)
+    assert not after_restart(take(RUNNING, recalled(6))).tripped, "nothing was lent: nothing to give up"
 
 
 # The drain
@@ -275,6 +277,8 @@ def test_in_any_order_fences_never_go_back_and_batch_runs_only_under_a_live_gran
             held = pulled.grants[0]
             tripped_fences |= {trip.fence for trip in pulled.trips}
         elif what == "restart":
+            if held.kind is GrantKind.LENT:
+                tripped_fences.add(held.fence)
             held = after_restart(held)
         else:
             if what.kind is GrantKind.LENT:
