@@ -13,7 +13,17 @@ from typing import Any, Final
 import msgspec
 
 from controlplane.exchange.messages import ReportOfTuples
-from controlplane.wire.report import Demand, ItemDone, ItemRoom, LeaseSpend, LiveFigures, SlotLive, SlotMeter, Trip
+from controlplane.wire.report import (
+    Demand,
+    ItemDone,
+    ItemRoom,
+    LeaseSpend,
+    LiveFigures,
+    LostReports,
+    SlotLive,
+    SlotMeter,
+    Trip,
+)
 
 INT4_MAX: Final = 2**31 - 1
 INT8_MAX: Final = 2**63 - 1
@@ -46,6 +56,12 @@ def bounded(report: ReportOfTuples) -> tuple[ReportOfTuples, Impossible]:
     if report.figures is not None and not _is_figures(report.figures):
         impossible["figures"] = _text(report.figures)
         changes["figures"] = None
+    if report.clock is not None and max(map(abs, msgspec.structs.astuple(report.clock))) > CLOCK_MAX_US:
+        impossible["clock"] = _text(report.clock)
+        changes["clock"] = None
+    if report.lost is not None and not _is_gap(report.lost, report.seq):
+        impossible["lost"] = _text(report.lost)
+        changes["lost"] = None
     return (msgspec.structs.replace(report, **changes), impossible) if changes else (report, impossible)
 
 
@@ -104,6 +120,10 @@ def _is_text(document: bytes) -> bool:
 
 def _is_figures(figures: LiveFigures) -> bool:
     return 0 <= figures.at_us <= CLOCK_MAX_US and all(map(_is_slot, figures.slots))
+
+
+def _is_gap(lost: LostReports, seq: int) -> bool:
+    return 0 < lost.first_seq < seq and -1 <= lost.records <= INT4_MAX
 
 
 def _is_slot(slot: SlotLive) -> bool:

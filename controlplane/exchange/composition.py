@@ -111,7 +111,29 @@ def _as_json(incoming: Incoming) -> object:
 
 def _step(incoming: Incoming, records: int) -> cursors.Step:
     envelope = incoming.envelope
-    return cursors.Step(envelope.agent_id, envelope.epoch, envelope.seq, envelope.digest, records, incoming.report.seal)
+    follows = envelope.lost_from - 1 if envelope.lost_from else envelope.seq - 1
+    seal = incoming.report.seal
+    return cursors.Step(envelope.agent_id, envelope.epoch, envelope.seq, envelope.digest, records, seal, follows)
+
+
+def _gaps(taken: Sequence[Incoming]) -> list[SetAside]:
+    """What agents say they have lost: kept beside what was set aside, for nothing else will ever tell of it."""
+    return [
+        SetAside(
+            incoming.envelope.agent_id,
+            incoming.envelope.epoch,
+            incoming.envelope.seq,
+            "reports_lost",
+            {"first_seq": lost.first_seq, "last_seq": incoming.envelope.seq - 1, "records": _known(lost.records)},
+            max(0, lost.records),
+        )
+        for incoming in taken
+        if (lost := incoming.report.lost) is not None
+    ]
+
+
+def _known(count: int) -> int | None:
+    return None if count < 0 else count
 
 
 def _store(cursor: Cursor[Any], taken: Sequence[Incoming], now: datetime) -> list[int]:
@@ -126,8 +148,9 @@ def _store(cursor: Cursor[Any], taken: Sequence[Incoming], now: datetime) -> lis
     ingest.add_slot_meters(cursor, checked.slot_meters)
     ingest.store_samples(cursor, checked.samples)
     _note_agents(cursor, taken, now)
-    if checked.aside:
-        ingest.quarantine(cursor, checked.aside, now)
+    aside = [*checked.aside, *_gaps(taken)]
+    if aside:
+        ingest.quarantine(cursor, aside, now)
     ingest.add_refusals(cursor, checked.refusals)
     add_objectives(cursor, checked.objectives)
     note_key_use(cursor, _key_use(checked.records), now)
@@ -240,7 +263,8 @@ def _live_row(incoming: Incoming) -> LiveRow:
         live_number=report.live_number,
         refused_revision=report.refused_revision,
         refused_reason=report.refused_reason,
-        clock_offset_us=report.sent_us - incoming.received_us,
+        # An agent that does not measure it: right for a report that was sent as soon as it was cut.
+        clock_offset_us=report.sent_us - incoming.received_us if report.clock is None else report.clock.offset_us,
         figures=report.figures,
     )
 

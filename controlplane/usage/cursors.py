@@ -38,13 +38,17 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """What identifies a report: `digest` is the SHA-256 of its bytes, `sender_epoch` the epoch it was signed with."""
+    """What identifies a report: `digest` is the SHA-256 of its bytes, `sender_epoch` the epoch it was signed with.
+
+    `lost_from`, unless 0, is the first of the reports before this one that its agent has lost.
+    """
 
     agent_id: int
     epoch: int
     seq: int
     digest: bytes
     sender_epoch: int
+    lost_from: int = 0
 
 
 def judge(position: Position | None, envelope: Envelope) -> Verdict:
@@ -52,6 +56,7 @@ def judge(position: Position | None, envelope: Envelope) -> Verdict:
 
     Only the process that holds the agent's present epoch speaks for it, for earlier epochs' spools too: one that was
     replaced may still run, and what it sends would be sent a second time by its successor.
+    A report may follow a gap that it names, from the number that is expected on.
     """
     if position is None:
         return Verdict.UNKNOWN
@@ -65,7 +70,9 @@ def judge(position: Position | None, envelope: Envelope) -> Verdict:
         return Verdict.REPEAT if envelope.digest == position.last_digest else Verdict.CONFLICT
     if position.sealed:
         return Verdict.SEALED
-    return Verdict.TAKEN if envelope.seq == position.last_seq + 1 else Verdict.EXPECTED
+    expected = position.last_seq + 1
+    follows = envelope.seq == expected or envelope.lost_from == expected
+    return Verdict.TAKEN if follows else Verdict.EXPECTED
 
 
 def lock_positions(cursor: Cursor[Any], keys: Sequence[tuple[int, int]]) -> dict[tuple[int, int], Position]:
@@ -86,7 +93,7 @@ def lock_positions(cursor: Cursor[Any], keys: Sequence[tuple[int, int]]) -> dict
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One report that was taken: moves its cursor by one, and closes the epoch when `seal` is set."""
+    """One report that was taken: moves its cursor from `follows`, and closes the epoch when `seal` is set."""
 
     agent_id: int
     epoch: int
@@ -94,6 +101,7 @@ class Step:
     digest: bytes
     records: int
     seal: bool
+    follows: int
 
 
 class CursorMoved(Exception):
@@ -101,16 +109,16 @@ class CursorMoved(Exception):
 
 
 def advance(cursor: Cursor[Any], steps: Sequence[Step], now: datetime) -> None:
-    """Moves the cursors of taken reports. Raises CursorMoved when one is not at seq - 1."""
+    """Moves the cursors of taken reports. Raises CursorMoved when one is not where it was judged."""
     cursor.execute(
         """
         UPDATE usage_agentcursor c
         SET last_seq = r.seq, last_digest = r.digest, records = c.records + r.records, updated_at = %s,
             sealed_at = CASE WHEN r.seal THEN %s ELSE c.sealed_at END,
             sealed_by = CASE WHEN r.seal THEN 'agent' ELSE c.sealed_by END
-        FROM unnest(%s::int[], %s::int[], %s::bigint[], %s::bytea[], %s::bigint[], %s::bool[])
-             AS r (agent_id, epoch, seq, digest, records, seal)
-        WHERE c.agent_id = r.agent_id AND c.epoch = r.epoch AND c.last_seq = r.seq - 1 AND c.sealed_at IS NULL
+        FROM unnest(%s::int[], %s::int[], %s::bigint[], %s::bytea[], %s::bigint[], %s::bool[], %s::bigint[])
+             AS r (agent_id, epoch, seq, digest, records, seal, follows)
+        WHERE c.agent_id = r.agent_id AND c.epoch = r.epoch AND c.last_seq = r.follows AND c.sealed_at IS NULL
         """,
         (
             now,
@@ -121,6 +129,7 @@ def advance(cursor: Cursor[Any], steps: Sequence[Step], now: datetime) -> None:
             [step.digest for step in steps],
             [step.records for step in steps],
             [step.seal for step in steps],
+            [step.follows for step in steps],
         ),
     )
     if cursor.rowcount != len(steps):

@@ -213,5 +213,20 @@ def test_what_becomes_of_a_report(position, epoch, sender, seq, digest, verdict)
     assert judge(POSITIONS[position], Envelope(1, epoch, seq, digest, sender)) is verdict
 
 
+@pytest.mark.parametrize(
+    ("seq", "lost_from", "verdict"),
+    [
+        (9, 5, Verdict.TAKEN),
+        (9, 6, Verdict.EXPECTED),
+        (9, 4, Verdict.EXPECTED),
+        (9, 0, Verdict.EXPECTED),
+        (5, 5, Verdict.TAKEN),
+        (3, 2, Verdict.REPEAT),
+    ],
+)
+def test_a_report_may_follow_a_gap_that_it_names_from_the_number_that_is_expected(seq, lost_from, verdict):
+    assert judge(POSITIONS["at 4"], Envelope(1, 7, seq, b"x", 7, lost_from)) is verdict
+
+
 def test_an_epoch_without_a_cursor_was_never_issued():
     assert judge(None, Envelope(1, 1, 1, b"", 1)) is Verdict.UNKNOWN

@@ -42,6 +42,8 @@ REPORT = report.Report(
     refused_revision=7,
     refused_reason="why",
     seal=True,
+    clock=report.ClockReading(offset_us=-1250, error_us=400),
+    lost=report.LostReports(first_seq=5, records=-1),
     item_room=[report.ItemRoom(1, 2, 3)],
     items_through=8,
     items_done=[report.ItemDone(1, 2, 3, 4, UUID, 5, 200, Raw(b'{"id":"cmpl-1"}'), "why")],
@@ -85,6 +87,7 @@ DOCUMENT = policy.PolicyDocument(
         flex=policy.FlexPolicy(200, 600, 0.7, 0.25, 0.35, 60, 61, 30, 15, 300, 31, None, 20, "warn"),
         safe_rate=policy.SafeRate({"4": 16.0}, "2026-11-01", "trace", "2027-01-01"),
         slots=[policy.SlotPolicy(7, "s1", "flex", 8, 9, 10), policy.SlotPolicy(11, "s2", "batch", 12, 13, None)],
+        batching=policy.Batching(14, 15),
     ),
     classes=[
         policy.ClassPolicy(
