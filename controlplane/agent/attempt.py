@@ -27,6 +27,10 @@ class Attempt:
     def live(self) -> bool:
         return self.call.attempt is self and not self.call.closed
 
+    def batch_closed(self) -> None:
+        if self.live:
+            self.engine.batch_closed(self.call, self.serial)
+
     def prefill_began(self) -> None:
         if self.live:
             self.call.prefill_us = self.engine.clock.now_us()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from controlplane.agent.api_body import ApiBody
+from controlplane.agent.api_body import TOKEN_PATHS, ApiBody
 from controlplane.agent.objectives import Judge
 from controlplane.agent.registry import FREE_CARD, ClassEntry, KeyEntry, TenantEntry
 from controlplane.core.pricing import RateCard
@@ -50,12 +50,13 @@ class Call:
     """Everything about one request; times are `Clock.now_us()`, 0 is not yet."""
 
     __slots__ = (
-        "admitted_us", "arrived_us", "asked", "asked_output", "attempt", "body", "bound_nanos", "card", "closed",
-        "deadline_us", "dispatched_us", "downgraded", "estimate", "estimated_wait_us", "exchange", "expected_output",
-        "first_dispatch_us", "first_us", "fits_drain", "gpu_us", "head_sent", "ignore_eos", "judges", "key", "klass",
-        "kv_tokens", "last_us", "lease_deadline_us", "max_output_tokens", "model", "n", "opened", "output_tokens",
-        "parsed_us", "path", "preemptible", "prefill_us", "prompt_bytes", "prompt_tokens", "queued", "raw_gpu_us",
-        "request_id", "reservation", "revision", "serial", "slot", "stream", "tenant", "trace", "wants_usage",
+        "admitted_us", "arrived_us", "asked", "asked_output", "attempt", "batched_us", "body", "bound_nanos", "card",
+        "closed", "deadline_us", "dispatched_us", "downgraded", "estimate", "estimated_wait_us", "exchange",
+        "expected_output", "first_dispatch_us", "first_us", "fits_drain", "gathers", "gpu_us", "head_sent",
+        "ignore_eos", "judges", "key", "klass", "kv_tokens", "last_us", "lease_deadline_us", "max_output_tokens",
+        "model", "n", "one_shot", "opened", "output_tokens", "parsed_us", "path", "preemptible", "prefill_us",
+        "prompt_bytes", "prompt_tokens", "queued", "raw_gpu_us", "request_id", "reservation", "revision", "serial",
+        "slot", "stream", "tenant", "trace", "wants_usage",
     )  # fmt: skip
 
     def __init__(
@@ -86,6 +87,9 @@ class Call:
         self.ignore_eos = bool(parsed.ignore_eos)
         self.model = parsed.model
         self.n = parsed.n or 1
+        self.one_shot = exchange.path not in TOKEN_PATHS
+        self.gathers = False
+        """Waits for others to run with, once it is on a slot."""
         self.prompt_bytes = 0
         self.prompt_tokens = 0
         asked = parsed.max_completion_tokens if parsed.max_completion_tokens is not None else parsed.max_tokens
@@ -115,7 +119,12 @@ class Call:
         self.lease_deadline_us = 0
         self.output_tokens = 0
         self.parsed_us = self.admitted_us = self.first_dispatch_us = self.dispatched_us = 0
-        self.prefill_us = self.first_us = self.last_us = 0
+        self.batched_us = self.prefill_us = self.first_us = self.last_us = 0
+
+    @property
+    def tokenless(self) -> bool:
+        """Whether the work is not made of tokens at all: tensors in, tensors out."""
+        return self.one_shot and not self.prompt_bytes
 
     @property
     def running(self) -> bool:

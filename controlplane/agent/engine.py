@@ -16,6 +16,7 @@ from typing import Final
 from controlplane.agent.agent_slot import READY, AgentSlot
 from controlplane.agent.attempt import Attempt
 from controlplane.agent.backends.base import Backend, BackendRequest, Failure, TokenUsage
+from controlplane.agent.batching import BatchingBackend
 from controlplane.agent.call import Call, Exchange
 from controlplane.agent.clock import Clock, boot_us
 from controlplane.agent.flex_agent import FlexBand
@@ -33,6 +34,7 @@ from controlplane.agent.rescheduling import build, move, same_shape
 from controlplane.agent.safe_rate import own_safe_rate
 from controlplane.agent.settlement import Settled, closed_row, is_charged, measured, opened_row, settle, stages_of
 from controlplane.agent.spool import EpochSpool
+from controlplane.agent.tokenless_time import TokenlessTime
 from controlplane.agent.tracing import Tracer
 from controlplane.core.admission import AdmissionDecision, reserve
 from controlplane.core.admission_snapshot import Snapshot
@@ -56,11 +58,12 @@ class Engine:
 
     def __init__(self, *, clock: Clock, backend: Backend, agent_id: int, state_dir: Path) -> None:
         self.clock = clock
-        self.backend = backend
+        self.backend = BatchingBackend(backend, clock.now_us)
         self.agent_id = agent_id
         self.registry = Registry()
         self.objectives = ObjectiveLedger()
         self.leases = LeaseBook()
+        self.tokenless_time = TokenlessTime()
         self.figures = Figures()
         self.latencies = LatencyTotals()
         self.tracer: Tracer | None = None
@@ -135,6 +138,7 @@ class Engine:
                 if slug in self.registry.classes:
                     self.scheduler.set_weight(slug, tenant.slug, tenant.weight)
         self.backend.set_slots({slot.id: slot.kv_tokens for slot in own})
+        self.backend.take_policy(document)
         self.flex.configure(own, FlexPolicy(lend_p95_us=flex.lend_p95_ms * 1000, drain_bound_us=self.drain_bound_us))
         self.follow_safe_rate(now_us)
         self.pump(now_us)
@@ -191,6 +195,7 @@ class Engine:
             preemptible=call.preemptible,
             fits_drain=call.fits_drain,
             streamed=call.stream,
+            batch_shape=self.backend.shape_of(call.body, call.path) if call.one_shot else "",
         )
         self.calls[call.serial] = call
         # The asked class's contract judges a downgraded request.
@@ -240,8 +245,12 @@ class Engine:
             call.first_dispatch_us = now_us
             self.figures.of_class(call.klass.policy.id, now_us).wait.record(max(0, now_us - call.arrived_us), now_us)
         serial = self.next_serial()
-        slot.metered.start(serial, call.tenant.policy.id, call.klass.policy.id, now_us)
         attempt = call.attempt = Attempt(self, call, serial)
+        call.gathers = call.one_shot and self.backend.gathers(call.path)
+        if call.gathers:
+            self.scheduler.slots[request.slot_index].open_batches.add(request.batch_shape)
+        else:
+            slot.metered.start(serial, call.tenant.policy.id, call.klass.policy.id, now_us)
         attempt.run = self.backend.start(
             BackendRequest(
                 call.request_id,
@@ -257,9 +266,19 @@ class Engine:
                 call.klass.policy.priority,
                 call.ignore_eos,
                 traceparent=b"" if call.trace is None else call.trace.dispatched(slot.policy.name, now_us),
+                one_shot=call.one_shot,
             ),
             attempt,
         )
+
+    def batch_closed(self, call: Call, serial: int) -> None:
+        """A call that waited for others to run with: only from here on it uses its slot."""
+        assert call.slot is not None and call.queued is not None
+        for running in self.scheduler.slots:
+            if running.spec.name == call.slot.policy.name:
+                running.open_batches.discard(call.queued.batch_shape)
+        call.batched_us = now_us = self.clock.now_us()
+        call.slot.metered.start(serial, call.tenant.policy.id, call.klass.policy.id, now_us)
 
     def produced(self, call: Call, tokens: int) -> None:
         """A running call sent bytes; one whose slot or class a revision took away is in no scheduler any more."""
@@ -296,7 +315,7 @@ class Engine:
         call.reservation.requeue()
         if call.trace is not None:
             call.trace.attempt_ended(call, now_us, ended_by)
-        call.dispatched_us = call.prefill_us = call.first_us = call.last_us = call.output_tokens = 0
+        call.dispatched_us = call.batched_us = call.prefill_us = call.first_us = call.last_us = call.output_tokens = 0
 
     def client_gone(self, call: Call) -> None:
         """The client disconnected: its request is cancelled upstream and closed at once."""
@@ -395,9 +414,13 @@ class Engine:
     def _learn(self, call: Call, usage: TokenUsage, gpu_us: int) -> None:
         estimate = call.estimate
         if estimate is not None and not usage.estimated:
-            estimate.learn_output(usage.output_tokens // call.n)
             estimate.learn_gpu_us(call.raw_gpu_us, gpu_us)
+            if call.tokenless:
+                self.tokenless_time.learn(gpu_us)
+                return
             estimate.learn_bytes(call.prompt_bytes, usage.prompt_tokens)
+            if not call.one_shot:
+                estimate.learn_output(usage.output_tokens // call.n)
 
     # -- the journal ---------------------------------------------------------------------------------------------------
 

@@ -7,11 +7,14 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Final
 
 from controlplane.agent.answers import bad_request, error_body, refusal_answer
-from controlplane.agent.api_body import CHAT_PATH, BadBody, read_body
+from controlplane.agent.api_body import CHAT_PATH, TOKEN_PATHS, BadBody, read_body
 from controlplane.agent.call import Call, Exchange
 from controlplane.agent.call_headers import class_headers, id_headers
 from controlplane.agent.journal_entries import Mark, Turned
 from controlplane.agent.objectives import MINUTE_US
+from controlplane.agent.one_shot_body import read_one_shot
+from controlplane.agent.outage_log import OutageLog
+from controlplane.agent.purses import SlicePurse
 from controlplane.agent.refusal_log import RefusalLog, decision_sample
 from controlplane.agent.registry import ClassEntry, KeyEntry, TenantEntry
 from controlplane.agent.request_ids import new_request_id
@@ -27,11 +30,11 @@ if TYPE_CHECKING:
     from controlplane.agent.engine import Engine
 
 LEASE_WAIT_US: Final = 250_000
+LEASE_WAITING_MAX: Final = 1_024
+"""Requests of one tenant that wait for a lease at a time."""
 WAIT_REASONS: Final = frozenset({Reason.QUEUE_FULL, Reason.WAIT_TOO_LONG})
 PREFIX_CHARS: Final = 12
 
-LEASE_WAITING_MAX: Final = 1_024
-"""Requests of one tenant that wait for a lease at a time."""
 
 class FrontDesk:
     """Admission of one agent."""
@@ -39,10 +42,10 @@ class FrontDesk:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self.log = RefusalLog()
+        self.outage = OutageLog()
         self.waiting: dict[int, list[Call]] = {}
         """By tenant, calls that wait for a lease."""
         self.ask_lease: Callable[[int, int], None] = lambda tenant_id, need_nanos: None
-        self.outage = OutageLog()
         """Asks the control plane for a tenant's lease; coalesced there, answered by `lease_answered`."""
 
     def offer(self, exchange: Exchange) -> None:
@@ -60,7 +63,8 @@ class FrontDesk:
             self._refuse_unknown(exchange, request_id)
             return
         try:
-            parsed = read_body(exchange.body, exchange.path)
+            one_shot = exchange.path not in TOKEN_PATHS
+            parsed = (read_one_shot if one_shot else read_body)(exchange.body, exchange.path)
         except BadBody as error:
             exchange.respond(
                 400,
@@ -82,7 +86,7 @@ class FrontDesk:
         prompt = parsed.messages if exchange.path == CHAT_PATH else parsed.prompt
         serialised = bytes(prompt)
         call.prompt_bytes = len(serialised)
-        call.prompt_tokens = engine.backend.count_prompt(serialised) or 0
+        call.prompt_tokens = (engine.backend.count_prompt(serialised) or 0) if serialised else 0
         call.revision = engine.revision
         if engine.tracer is not None:
             call.trace = engine.tracer.begin(request_id, exchange.traceparent)
@@ -100,16 +104,12 @@ class FrontDesk:
             self._admit(call, snapshot, answer, now_us)
         elif answer.reason is Reason.NO_LEASE and self._may_wait(call, now_us):
             tenant_id = call.tenant.policy.id
+            call.bound_nanos = answer.charge_upper_bound_nanos
             self.waiting.setdefault(tenant_id, []).append(call)
             self.ask_lease(tenant_id, answer.charge_upper_bound_nanos)
         else:
             self._refuse(call, snapshot, answer, now_us)
-            call.bound_nanos = answer.charge_upper_bound_nanos
 
-    def _fallback(self, call: Call, now_us: int) -> Snapshot | None:
-        """The snapshot of the class to fall back to."""
-        slug = call.klass.policy.downgrade_to
-        entry = None if slug is None else self._engine.registry.classes.get(slug)
     def _may_wait(self, call: Call, now_us: int) -> bool:
         """Whether a request without a lease waits: 250 ms from its first decision, while somebody may answer."""
         tenant_id = call.tenant.policy.id
@@ -118,6 +118,10 @@ class FrontDesk:
         call.lease_deadline_us = now_us + LEASE_WAIT_US
         return len(self.waiting.get(tenant_id, ())) < LEASE_WAITING_MAX
 
+    def _fallback(self, call: Call, now_us: int) -> Snapshot | None:
+        """The snapshot of the class to fall back to."""
+        slug = call.klass.policy.downgrade_to
+        entry = None if slug is None else self._engine.registry.classes.get(slug)
         return None if entry is None else self._snapshot(call, entry, now_us)
 
     def _snapshot(self, call: Call, klass: ClassEntry, now_us: int) -> Snapshot:
@@ -127,8 +131,12 @@ class FrontDesk:
         estimate = registry.estimate_of(tenant.policy.id, policy.id)
         prompt_tokens = call.prompt_tokens or estimate.prompt_tokens(call.prompt_bytes)
         max_output = call.asked_output or min(policy.default_output_tokens, policy.max_output_tokens)
+        if call.one_shot:
+            max_output = 0
         expected = estimate.output_tokens(max_output)
         raw_us = raw_gpu_us(registry.rates, prompt_tokens, call.n * expected)
+        if call.tokenless:
+            raw_us = engine.tokenless_time.mean_us
         gpu_us = round(estimate.bias * raw_us)
         call.prompt_tokens, call.max_output_tokens, call.expected_output = prompt_tokens, max_output, expected
         call.estimate, call.raw_gpu_us, call.gpu_us = estimate, raw_us, gpu_us
@@ -258,6 +266,10 @@ class FrontDesk:
 
     # Waiting for a lease
 
+    def waiting_nanos(self, tenant_id: int) -> int:
+        """Sum of the bounds of everything that waits for a tenant's lease."""
+        return sum(call.bound_nanos for call in self.waiting.get(tenant_id, ()))
+
     def lease_answered(self, tenant_id: int) -> None:
         """Leases of a tenant arrived, or nobody answered: decide again for those that waited, in order of arrival."""
         now_us = self._engine.clock.now_us()
@@ -266,16 +278,15 @@ class FrontDesk:
 
     def expire(self, now_us: int) -> None:
         """Refuse what has waited long enough for a lease."""
-    def waiting_nanos(self, tenant_id: int) -> int:
-        """Sum of the bounds of everything that waits for a tenant's lease."""
-        return sum(call.bound_nanos for call in self.waiting.get(tenant_id, ()))
-
         for tenant_id, calls in list(self.waiting.items()):
             late = [call for call in calls if now_us >= call.lease_deadline_us]
             if late:
                 self.waiting[tenant_id] = [call for call in calls if call not in late]
                 if not self.waiting[tenant_id]:
                     del self.waiting[tenant_id]
+                if self._engine.leases.answered_us < late[0].lease_deadline_us - LEASE_WAIT_US:
+                    # Asked for that long, and not a word: the tenant's outage posture decides.
+                    self._engine.leases.unanswered.add(tenant_id)
                 for call in late:
                     self._consider(call, now_us)
 
@@ -284,9 +295,6 @@ class FrontDesk:
         calls = self.waiting.get(call.tenant.policy.id, [])
         if call not in calls:
             return False
-                if self._engine.leases.answered_us < late[0].lease_deadline_us - LEASE_WAIT_US:
-                    # Asked for that long, and not a word: the tenant's outage posture decides.
-                    self._engine.leases.unanswered.add(tenant_id)
         calls.remove(call)
         if not calls:
             del self.waiting[call.tenant.policy.id]

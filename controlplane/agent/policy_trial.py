@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from controlplane.agent.batching import batch_policy
 from controlplane.agent.objectives import ObjectiveLedger
 from controlplane.agent.policy_state import LiveList
 from controlplane.agent.registry import Registry
@@ -21,6 +22,7 @@ def trial_refusal(document: PolicyDocument) -> str | None:
     flex = document.pool.flex
     try:
         build(document, document.pool.slots)
+        batch_policy(document)
         registry = Registry()
         registry.apply_policy(document, LiveList(Path()), 0)
         ObjectiveLedger().apply_policy(document)

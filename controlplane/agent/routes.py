@@ -5,12 +5,13 @@ from __future__ import annotations
 import msgspec
 
 from controlplane.agent.answers import error_body
-from controlplane.agent.api_body import CHAT_PATH, TEXT_PATH
+from controlplane.agent.api_body import CHAT_PATH, TEXT_PATH, TOKEN_PATHS
 from controlplane.agent.call import Call
 from controlplane.agent.engine import Engine
 from controlplane.agent.gateway import HttpExchange
 from controlplane.agent.health import ControlState, health_details
 from controlplane.agent.metrics import render
+from controlplane.agent.one_shot_body import EMBEDDINGS_PATH, is_one_shot
 from controlplane.agent.spool_store import SpoolStore
 
 _encode = msgspec.json.Encoder().encode
@@ -24,7 +25,7 @@ class TenantRoutes:
 
     def handle(self, exchange: HttpExchange) -> None:
         path, method = exchange.path, exchange.method
-        if path in (CHAT_PATH, TEXT_PATH):
+        if path in TOKEN_PATHS or is_one_shot(path):
             if method == "POST":
                 self._engine.offer(exchange)
             else:
@@ -36,7 +37,8 @@ class TenantRoutes:
         elif path == "/readyz":
             self._ready(exchange)
         else:
-            message = f"There is nothing at {method} {path}. See /v1/models, {CHAT_PATH} and {TEXT_PATH}."
+            served = f"{CHAT_PATH}, {TEXT_PATH} and {EMBEDDINGS_PATH}"
+            message = f"There is nothing at {method} {path}. See /v1/models, {served}."
             exchange.respond(404, error_body(message, "invalid_request_error", "not_found"))
 
     def client_gone(self, call: Call) -> None:

@@ -42,6 +42,13 @@ class SafeRate(Struct, frozen=True):
     valid_until: str = ""
 
 
+class Batching(Struct, frozen=True):
+    """How requests of a one-shot model are run together; a size of 1 is off. The size counts inputs."""
+
+    max_batch_size: int = 1
+    max_wait_ms: int = 0
+
+
 class SlotPolicy(Struct, frozen=True):
     """A slot: how many requests it runs at once (`places`), its KV memory in tokens, and the agent that runs it."""
 
@@ -72,10 +79,14 @@ class PoolPolicy(Struct, frozen=True):
     flex: FlexPolicy
     safe_rate: SafeRate
     slots: list[SlotPolicy]
+    batching: Batching = Batching()
 
 
 class ClassPolicy(Struct, frozen=True):
-    """A workload class in this pool; `downgrade_to` is a class of the same pool, or null."""
+    """A workload class in this pool; `downgrade_to` is a class of the same pool, or null.
+
+    `priority` is for engines that schedule by one: a lower number is served earlier, as vLLM and Triton count.
+    """
 
     id: int
     slug: str

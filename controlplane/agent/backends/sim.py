@@ -14,6 +14,9 @@ from typing import Final
 
 from controlplane.agent.backends.base import BackendRequest, Failure, Sink, TokenUsage
 from controlplane.agent.backends.curves import ServiceCurve
+from controlplane.agent.backends.sim_one_shot import DEFAULT_CURVE, OneShotRun, OneShotSims
+from controlplane.core.batching import ServiceTime
+from controlplane.wire.policy import PolicyDocument
 
 WORDS: Final = (
     "the", "flow", "of", "work", "along", "a", "line", "is", "even", "when", "every", "part", "keeps", "its",
@@ -29,13 +32,16 @@ class SimBackend:
 
     cancels_promptly = True
 
-    def __init__(self, curve: ServiceCurve, *, seed: int = 0, speed: float = 1.0) -> None:
+    def __init__(
+        self, curve: ServiceCurve, *, seed: int = 0, speed: float = 1.0, batch_curve: ServiceTime = DEFAULT_CURVE
+    ) -> None:
         if speed < 0:
             raise ValueError(f"the speed is 0 (infinite) or more, not {speed}")
         self.curve = curve
         self.seed = seed
         self.speed = speed
         self._slots: dict[int, SimSlot] = {}
+        self._one_shot = OneShotSims(batch_curve, seed=seed, speed=speed)
 
     async def open(self) -> None:
         return None
@@ -43,6 +49,10 @@ class SimBackend:
     async def close(self) -> None:
         for slot in self._slots.values():
             slot.stop()
+        self._one_shot.stop()
+
+    def take_policy(self, document: PolicyDocument) -> None:
+        """Nothing of it concerns a simulated server."""
 
     def set_slots(self, slots: dict[int, int]) -> None:
         for slot_id, kv_tokens in slots.items():
@@ -51,7 +61,9 @@ class SimBackend:
             else:
                 self._slots[slot_id] = SimSlot(self, kv_tokens)
 
-    def start(self, request: BackendRequest, sink: Sink) -> "SimRun":
+    def start(self, request: BackendRequest, sink: Sink) -> "SimRun | OneShotRun":
+        if request.one_shot:
+            return self._one_shot.start(request, sink)
         slot = self._slots.get(request.slot_id)
         if slot is None:
             slot = self._slots[request.slot_id] = SimSlot(self, UNLIMITED_KV)
