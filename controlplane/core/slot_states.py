@@ -1,7 +1,7 @@
 """The life of a flex slot as one transition table.
 
-Every pair of state and event is either in ``TRANSITIONS`` or in ``FORBIDDEN`` with the reason; the diagram in the
-documentation is made from the same table.
+Every pair of state and event is either in ``TRANSITIONS`` or in ``FORBIDDEN`` with the reason; diagram and table in
+``docs/slot-states.md`` are made from the same two.
 """
 
 from __future__ import annotations
@@ -165,4 +165,18 @@ def diagram() -> str:
     """The table as a Mermaid state diagram, for the documentation."""
     lines = ["stateDiagram-v2", f"    [*] --> {SlotState.HOME}"]
     lines += [f"    {state} --> {after}: {event}" for (state, event), after in TRANSITIONS.items()]
+    return "\n".join(lines) + "\n"
+
+
+def table() -> str:
+    """Every pair as a Markdown table: the state after the event, or a dash; below it why each dash is one."""
+    lines = ["| | " + " | ".join(f"`{event}`" for event in SlotEvent) + " |", "|---" * (len(SlotEvent) + 1) + "|"]
+    for state in SlotState:
+        after = [TRANSITIONS.get((state, event)) for event in SlotEvent]
+        lines.append(f"| **{state}** | " + " | ".join("—" if one is None else str(one) for one in after) + " |")
+    why: dict[str, list[str]] = {}
+    for (state, event), reason in FORBIDDEN.items():
+        why.setdefault(reason, []).append(f"{state} `{event}`")
+    lines += ["", "| refused | because |", "|---|---|"]
+    lines += [f"| {', '.join(pairs)} | {reason} |" for reason, pairs in why.items()]
     return "\n".join(lines) + "\n"

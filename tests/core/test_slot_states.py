@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
+from pathlib import Path
 
 import pytest
 
@@ -21,6 +22,7 @@ from controlplane.core.slot_states import (
     diagram,
     fence_after,
     owner_of,
+    table,
 )
 
 PAIRS = set(product(SlotState, SlotEvent))
@@ -107,3 +109,45 @@ def test_the_diagram_draws_the_whole_table():
     assert lines[0] == "stateDiagram-v2"
     assert len(lines) == 2 + len(TRANSITIONS)
     assert "    lent --> draining: recall" in lines
+
+
+DOC = Path(__file__).parents[2] / "docs" / "slot-states.md"
+
+
+def generated(text: str) -> str:
+    """The page with its diagram and table made anew."""
+    for name, made in (("diagram", f"```mermaid\n{diagram()}```\n"), ("table", table())):
+        begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
+        head, rest = text.split(begin)
+        text = head + begin + made + end + rest.split(end, 1)[1]
+    return text
+
+
+def test_the_page_shows_the_table_as_it_is():
+    text = DOC.read_text()
+    assert generated(text) == text, "run: python -m tests.core.test_slot_states"
+    for state in SlotState:
+        (line,) = [line for line in text.splitlines() if line.startswith(f"| {state} | ")]
+        assert line.endswith(f"| {OWNER_WORDS[owner_of(Band.FLEX, state)]}" + MORE.get(state, "") + " |")
+        _, _, batch, interactive, _ = (cell.strip() for cell in line.split("|", 4))
+        assert batch.startswith("yes") is admits_batch(Band.FLEX, state)
+        assert interactive.startswith("yes") is admits_interactive(Band.FLEX, state)
+
+
+OWNER_WORDS = {
+    SlotOwner.INTERACTIVE: "interactive",
+    SlotOwner.BATCH: "batch",
+    SlotOwner.UNOBSERVED: "nobody's: unobserved, and an alert is open",
+}
+MORE = {SlotState.OVERDUE: "; an alert is open"}
+
+
+def test_the_table_has_every_pair():
+    text = table()
+    rows = text.split("\n\n")[0].splitlines()[2:]
+    assert [len(row.strip("|").split("|")) - 1 for row in rows] == [len(SlotEvent)] * len(SlotState)
+    assert text.count("—") == len(FORBIDDEN)
+
+
+if __name__ == "__main__":
+    DOC.write_text(generated(DOC.read_text()))
