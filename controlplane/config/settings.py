@@ -187,6 +187,8 @@ CELERY_BEAT_SCHEDULE = {
     "attribute-open-hours": {"task": "ledger.attribute_open", "schedule": 60.0},
     "sweep-rollouts": {"task": "policy.sweep", "schedule": 5.0},
     "sweep-leases": {"task": "budgets.sweep", "schedule": 30.0},
+    "sweep-jobs": {"task": "jobs.sweep", "schedule": 5.0},
+    "keep-job-files": {"task": "jobs.retention", "schedule": 3_600.0},
 }
 
 # Signing keys: private halves are files that only worker and controller can read; rows hold the public halves.
@@ -194,6 +196,12 @@ SIGNING_KEY_DIR = Path(env.str("FLEXBAND_SIGNING_KEYS", default=str(VAR_DIR / "s
 POLICY_ACCEPT_S = env.int("FLEXBAND_POLICY_ACCEPT_S", default=7 * 86_400)
 SPOOL_AGE_LIMIT_S = 14 * 86_400
 REPORT_BODY_LIMIT_BYTES = 8 * 1024 * 1024
+# Files of batch jobs: a folder, or the address of an object store (s3://bucket/prefix) with its usual environment.
+JOB_STORAGE = env.str("FLEXBAND_JOB_STORAGE", default=str(VAR_DIR / "job-files"))
+JOB_FILE_LIMIT_BYTES = env.int("FLEXBAND_JOB_FILE_LIMIT_BYTES", default=2 * 1024**3)
+JOB_FILE_DAYS = env.int("FLEXBAND_JOB_FILE_DAYS", default=30)
+# Items and their results as rows, after their files were assembled.
+JOB_ROW_DAYS = env.int("FLEXBAND_JOB_ROW_DAYS", default=7)
 # Where agents listen for nudges (a broker user that reaches nothing else); empty: reports alone converge.
 AGENT_BROKER_URL = env.str("FLEXBAND_AGENT_BROKER_URL", default="")
 # How much of a hard budget's limit all agents together hold in advance for tenants whose outage posture is open.

@@ -224,8 +224,8 @@ def _add_jobs(pools: dict[int, PoolReading], now: datetime) -> None:
 
 
 _JOB_FIELDS = (
-    "pool_id", "state", "deadline", "items", "items_completed", "gpu_us_done", "prompt_tokens",
-    "expected_output_tokens",
+    "pool_id", "state", "deadline", "items", "items_completed", "items_parked", "items_cancelled", "gpu_us_done",
+    "prompt_tokens", "expected_output_tokens",
 )  # fmt: skip
 
 

@@ -5,6 +5,7 @@ import json
 import uuid
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
+from typing import Any
 
 from django.core.exceptions import ValidationError
 from django.db import IntegrityError, transaction
@@ -13,7 +14,8 @@ from controlplane.audit.actions import record
 from controlplane.audit.actors import Actor
 from controlplane.contracts.models import WorkloadClass
 from controlplane.fleet.models import Pool
-from controlplane.jobs.models import Job
+from controlplane.jobs.item_partitions import day_of
+from controlplane.jobs.models import Batch, Job
 from controlplane.tenants.models import Tenant
 
 ITEMS_MOST = 10_000_000
@@ -114,6 +116,11 @@ def _known(tenant: Tenant, key: str | None, order: JobOrder) -> Submitted | None
     return Submitted(job, repeated=True)
 
 
+def create_job(*, tenant: Tenant, order: JobOrder, actor: Actor, now: datetime, batch: Batch) -> Job:
+    """The job of a batch whose import begins; its items follow. Raises ValidationError by field."""
+    return _create(tenant, order, actor, now, None, None, batch)
+
+
 def _create(
     tenant: Tenant,
     order: JobOrder,
@@ -121,6 +128,7 @@ def _create(
     now: datetime,
     key: str | None,
     allowed_classes: list[str] | None,
+    batch: Batch | None = None,
 ) -> Job:
     _check_numbers(order)
     if tenant.state != Tenant.State.ACTIVE:
@@ -136,9 +144,10 @@ def _create(
         items=order.items,
         prompt_tokens=order.prompt_tokens,
         expected_output_tokens=order.expected_output_tokens,
-        deadline=_deadline(row, order, now),
-        created_by=actor.name,
-        created_at=now,
+        deadline=_deadline(row, order, now) if batch is None else order.deadline,
+        created_by=actor.name if batch is None else batch.created_by,
+        created_at=now if batch is None else batch.created_at,
+        **({} if batch is None else _of_batch(batch, now)),
     )
     record(
         actor=actor, action="job.submit", noun="job", object_id=job.uuid, now=now, tenant_slug=tenant.slug,
@@ -148,6 +157,16 @@ def _create(
         },
     )  # fmt: skip
     return job
+
+
+def _of_batch(batch: Batch, now: datetime) -> dict[str, Any]:
+    return {
+        "has_items": True,
+        "day": day_of(now),
+        "key": batch.key,
+        "endpoint": batch.endpoint,
+        "state": Job.State.IMPORTING,
+    }
 
 
 def _check_numbers(order: JobOrder) -> None:

@@ -106,8 +106,9 @@ class StoredFile(models.Model):
 class Batch(models.Model):
     """A file of requests that was submitted as a job, in the states of the OpenAI Batch form.
 
-    Its job is made when the first line was read, since that line's model decides the pool. `imported_lines` is how far
-    the file was imported; `errors` are those of its lines, with their numbers, cut at a bound.
+    Its job is made when the first line was read, since that line's model decides the pool. `imported_bytes` and
+    `imported_lines` are how far the file was imported, the token counts are sums over what was; `errors` are those of
+    its lines, with their numbers, cut at a bound.
     """
 
     class State(models.TextChoices):
@@ -137,7 +138,11 @@ class Batch(models.Model):
     idempotency_key = models.CharField(max_length=120, null=True, blank=True)
     body_digest = models.CharField(max_length=64, blank=True, default="")
     state = models.CharField(max_length=12, choices=State.choices, default=State.VALIDATING)
+    imported_bytes = models.BigIntegerField(default=0)
     imported_lines = models.PositiveIntegerField(default=0)
+    imported_items = models.PositiveIntegerField(default=0)
+    prompt_tokens = models.BigIntegerField(default=0)
+    asked_output_tokens = models.BigIntegerField(default=0)
     errors = models.JSONField(default=list)
     created_by = models.CharField(max_length=200)
     created_at = models.DateTimeField()

@@ -60,8 +60,8 @@ def estimate_of(job: Job, pool: Pool) -> Estimate:
 
 
 def unfinished_items(job: Job) -> int:
-    """Items that have not completed; one that failed may be retried, so it is still to be done."""
-    return max(job.items - job.items_completed, 0)
+    """Items that have not completed; one that failed may be retried, so it is still to be done. Parked ones are not."""
+    return max(job.items - job.items_completed - job.items_parked - job.items_cancelled, 0)
 
 
 def remaining_gpu_us(job: Job, pool: Pool) -> int:
