@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from typing import Any
+from uuid import UUID
 
+from django.http import Http404
 from django.utils import timezone
 from drf_spectacular.utils import OpenApiResponse, extend_schema
 from rest_framework.request import Request
@@ -14,6 +16,9 @@ from controlplane.contracts.models import Contract
 from controlplane.contracts.queries import visible_contracts
 from controlplane.core.period import from_us
 from controlplane.live import attention, contracts, deadlines, readings
+from controlplane.live.refusal_lookup import refused_minute
+from controlplane.live.request_story import as_json, visible_story
+from controlplane.tenants.queries import visible_tenants
 
 
 def night_json(contract: Contract, night: deadlines.Night) -> dict[str, Any]:
@@ -53,6 +58,29 @@ class SloStatus(APIView):
             elif row.contract.pk in nights:
                 said.append(night_json(row.contract, nights[row.contract.pk]))
         return Response({"at": now.isoformat(), "results": said})
+
+
+class RequestExplanation(APIView):
+    """One request: how it ended, or why it was refused; where no explanation was kept, what its minute counted."""
+
+    read_permission = "request.read"
+
+    @extend_schema(
+        operation_id="request_explanation",
+        responses={
+            200: OpenApiResponse(description="`state` is ended, admitted, refused or counted; `sentence` says it"),
+            404: OpenApiResponse(description="Nothing is known of it, or it is not the caller's to see"),
+        },
+    )
+    def get(self, request: Request, request_id: UUID) -> Response:
+        now, tenants = timezone.now(), visible_tenants(request.user)
+        story = visible_story(request_id, tenants, now)
+        if story is not None:
+            return Response(as_json(story))
+        found = refused_minute(request_id, tenants, now)
+        if found is None:
+            raise Http404("There is no such request.")
+        return Response(found.as_json())
 
 
 class Alerts(APIView):

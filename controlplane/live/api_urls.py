@@ -2,9 +2,10 @@
 
 from django.urls import path
 
-from controlplane.live.api import Alerts, SloStatus
+from controlplane.live.api import Alerts, RequestExplanation, SloStatus
 
 urlpatterns = [
     path("slo/status/", SloStatus.as_view(), name="api-slo-status"),
+    path("requests/<uuid:request_id>/", RequestExplanation.as_view(), name="api-request"),
     path("alerts/", Alerts.as_view(), name="api-alerts"),
 ]

@@ -7,32 +7,18 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from django.db.models import QuerySet
+
 from controlplane.contracts.models import WorkloadClass
 from controlplane.core.reasons import BY_CODE, Outcome
 from controlplane.core.stage_stack import STAGES
 from controlplane.fleet.models import Agent, Pool, ServedModel, Slot
+from controlplane.live.check_labels import label, readable
 from controlplane.live.stages import STAGE_FILLS, STAGE_NAMES
 from controlplane.tenants.models import ApiKey, Tenant
 from controlplane.usage.models import DecisionSample, UsageRecord
 from controlplane.usage.queries import find_request
-from controlplane.wire.report import FLAG_ESTIMATED, FLAG_NOT_CHARGED, FLAG_STREAMED
-
-CHECKS = {
-    "key": "Key active, tenant active",
-    "key_known": "Key known",
-    "tenant_active": "Tenant active",
-    "class_allowed": "Class allowed",
-    "model_allowed": "Model allowed",
-    "prompt": "Prompt, tokens",
-    "output": "Output, tokens at most",
-    "budget": "Budget lease covers the upper bound",
-    "concurrency": "Concurrency, running and queued",
-    "rate": "Rate",
-    "never_fits": "Fits the largest slot",
-    "queue": "Queue depth",
-    "wait": "Estimated wait",
-    "memory": "KV memory on the best slot",
-}
+from controlplane.wire.report import FLAG_ESTIMATED, FLAG_NOT_CHARGED, FLAG_OUTAGE, FLAG_STREAMED
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +89,7 @@ class Story:
     chip: str
     word: str
     pool: str
+    reason: str
 
 
 def tell(request_id: uuid.UUID, *, now: datetime) -> Story | None:
@@ -111,6 +98,35 @@ def tell(request_id: uuid.UUID, *, now: datetime) -> Story | None:
     if not found.records and found.sample is None:
         return None
     return _story(request_id, found.records, found.sample)
+
+
+def visible_story(request_id: uuid.UUID, tenants: QuerySet[Tenant], now: datetime) -> Story | None:
+    """The story of a request of one of these tenants; None for another's and for one that nothing is known of."""
+    story = tell(request_id, now=now)
+    known = story is not None and story.tenant is not None and tenants.filter(pk=story.tenant.pk).exists()
+    return story if known else None
+
+
+def as_json(story: Story) -> dict[str, Any]:
+    """For REST: how it ended or why it was refused, with the checks of its admission."""
+    return {
+        "request_id": str(story.request_id),
+        "state": "refused" if story.decision == "reject" else "ended" if story.attempts else "admitted",
+        "sentence": story.sentence,
+        "tenant": story.tenant.slug if story.tenant else None,
+        "pool": story.pool,
+        "decision": story.decision or None,
+        "reason": story.reason or None,
+        "checks": [
+            {"name": check.name, "value": check.value, "limit": check.limit, "held": check.held}
+            for check in story.checks
+        ],
+        "attempts": [
+            {"number": one.number, "outcome": one.outcome, "status": one.status, "charged": one.charged}
+            for one in story.attempts
+        ],
+        "charge_nanos": story.charge_nanos,
+    }
 
 
 def _story(request_id: uuid.UUID, records: list[UsageRecord], sample: DecisionSample | None) -> Story:
@@ -138,6 +154,7 @@ def _story(request_id: uuid.UUID, records: list[UsageRecord], sample: DecisionSa
         chip=_chip(outcome, refused),
         word=(refused or outcome or "Running").replace("_", " ").capitalize(),
         pool=names.pool,
+        reason=refused or outcome,
     )
 
 
@@ -277,7 +294,12 @@ def _checks(sample: DecisionSample | None) -> list[CheckRow]:
         )  # fmt: skip
         rows.append(
             CheckRow(
-                number, CHECKS.get(name, name.replace("_", " ")), str(value), str(limit), held, not held and not failed
+                number,
+                label(name),
+                readable(name, str(value)),
+                readable(name, str(limit)),
+                held,
+                not held and not failed,
             )
         )
         failed = failed or not held
@@ -287,7 +309,8 @@ def _checks(sample: DecisionSample | None) -> list[CheckRow]:
 def _decided(sample: DecisionSample | None, names: _Names) -> str:
     if sample is None:
         return (
-            "The decision was not sampled: every refusal's first hundred a minute and a share of the others are kept."
+            "Its explanation was not kept: refusals are explained for the first hundred of a kind in a minute at each"
+            " agent, admitted requests one in 256."
         )
     agent = names.agents.get(sample.agent_id, str(sample.agent_id))
     return f"Decided by agent {agent} at {sample.at:%H:%M:%S.%f}"[:-3] + " UTC."
@@ -315,6 +338,12 @@ def _identifiers(request_id: uuid.UUID, records: list[UsageRecord], names: _Name
             {"label": "x-client-request-id", "value": last.client_request_id or None},
             {"label": "Status", "value": last.status},
             {"label": "Rate card version", "value": last.rate_version or None},
+            {
+                "label": "Budget",
+                "value": "outage slice: neither the control plane nor a lease was there"
+                if last.flags & FLAG_OUTAGE
+                else None,
+            },
             {"label": "Tokens", "value": "estimated" if last.flags & FLAG_ESTIMATED else "counted by the engine"},
         ]
     return items

@@ -15,7 +15,8 @@ from django.utils import timezone
 from controlplane.contracts.models import WorkloadClass
 from controlplane.core.reasons import BY_CODE, Outcome, Reason
 from controlplane.fleet.models import Pool
-from controlplane.live.request_story import tell
+from controlplane.live.refusal_lookup import refused_minute
+from controlplane.live.request_story import visible_story
 from controlplane.tenants.access import requires
 from controlplane.tenants.models import Tenant
 from controlplane.tenants.queries import visible_tenants
@@ -28,11 +29,18 @@ FIRST_LOOK = timedelta(minutes=15)
 
 @requires("request.read")
 def request(request: HttpRequest, request_id: uuid.UUID) -> HttpResponse:
-    """One request. Whoever may not see its tenant gets the same 404 as for one that never was."""
-    story = tell(request_id, now=timezone.now())
-    if story is None or story.tenant is None or not visible_tenants(request.user).filter(pk=story.tenant.pk).exists():
+    """One request, or what was counted in its minute when no explanation of it was kept.
+
+    Whoever may not see its tenant gets the same answer as for an id that never was.
+    """
+    now, tenants = timezone.now(), visible_tenants(request.user)
+    story = visible_story(request_id, tenants, now)
+    if story is not None:
+        return render(request, "live/request.html", {"story": story, "nav_section": "requests"})
+    found = refused_minute(request_id, tenants, now)
+    if found is None:
         raise Http404("There is no such request.")
-    return render(request, "live/request.html", {"story": story, "nav_section": "requests"})
+    return render(request, "live/refused_minute.html", {"found": found, "nav_section": "requests"})
 
 
 @dataclass(frozen=True, slots=True)

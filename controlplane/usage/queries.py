@@ -232,7 +232,7 @@ def find_request(request_id: uuid.UUID, *, now: datetime) -> RequestStory:
     Records have no index by id; a version 7 id says when the request arrived, so only the partitions that can hold it
     are read: those of the first day, and of the time that a cut-off agent may need when nothing was there.
     """
-    arrived = _arrival(request_id)
+    arrived = arrival_of(request_id)
     sample = DecisionSample.objects.filter(request_id=request_id).first()
     if arrived is None:
         arrived = sample.at if sample is not None else now - _USUAL_DELAY
@@ -249,7 +249,8 @@ def find_request(request_id: uuid.UUID, *, now: datetime) -> RequestStory:
     return RequestStory([], sample)
 
 
-def _arrival(request_id: uuid.UUID) -> datetime | None:
+def arrival_of(request_id: uuid.UUID) -> datetime | None:
+    """When a request arrived, as its version 7 id says; None for another kind of id."""
     if request_id.version != 7:
         return None
     return datetime.fromtimestamp((request_id.int >> 80) / 1000, UTC)

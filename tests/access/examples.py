@@ -193,6 +193,7 @@ ARGUMENTS: dict[tuple[str, str], Maker] = {
     ("finance/statements/", "slug"): tenant,
     ("finance/intervals/", "pk"): interval,
     ("requests/", "request_id"): request_id,
+    ("api/v1/requests/", "request_id"): request_id,
     ("policy/revisions/", "number"): rollout,
     ("policy/rollouts/", "number"): rollout,
     ("flex/slots/", "slot_id"): flex_slot,
@@ -234,7 +235,7 @@ ARGUMENTS: dict[tuple[str, str], Maker] = {
 # Objects that belong to one tenant: another tenant's member gets 404. The beginnings of their addresses.
 OWNED = (
     "tenants/", "keys/", "budgets/", "contracts/", "jobs/", "requests/", "finance/statements/", "api/v1/tenants/",
-    "api/v1/api-keys/", "api/v1/budgets/", "api/v1/contracts/", "api/v1/jobs/",
+    "api/v1/api-keys/", "api/v1/budgets/", "api/v1/contracts/", "api/v1/jobs/", "api/v1/requests/",
 )  # fmt: skip
 
 
