@@ -16,6 +16,7 @@ from controlplane.exchange.composition import Result
 from controlplane.exchange.messages import Incoming
 from controlplane.exchange.safe_rates import safe_rate_shares
 from controlplane.flex.queries import grants_for
+from controlplane.jobs.item_leases import Leased, lease_items
 from controlplane.policy.live_list import delta
 from controlplane.policy.queries import desired_for
 from controlplane.usage.cursors import Verdict
@@ -46,6 +47,7 @@ class Outlook:
     leases: Mapping[int, list[Lease]] = field(default_factory=dict)
     exhausted: Mapping[int, list[Exhausted]] = field(default_factory=dict)
     shares: Mapping[int, list[Share]] = field(default_factory=dict)
+    items: Mapping[int, Leased] = field(default_factory=dict)
 
 
 _FACTS_SQL = """
@@ -66,6 +68,7 @@ def look(connection: Connection[Any], agents: Sequence[tuple[int, int]], now: da
     ids = sorted({agent_id for agent_id, _ in agents})
     outlook = Outlook()
     outlook.exhausted = _top_up(connection, agents, now)
+    outlook.items = lease_items(connection, agents, now)
     with connection.cursor() as cursor:
         row = cursor.execute(
             "SELECT generation, coalesce((SELECT max(number) FROM policy_liveentry), 0) FROM tenants_installation"
@@ -105,6 +108,7 @@ def compose(incoming: Incoming, result: Result, outlook: Outlook, now: datetime)
     agent_id = incoming.envelope.agent_id
     revision, digest = outlook.desired.get(agent_id, (0, ""))
     facts = outlook.facts.get(agent_id, AgentFacts())
+    leased = outlook.items.get(agent_id, Leased())
     return Answer(
         accepted_through=result.through,
         repeat=result.verdict is Verdict.REPEAT,
@@ -121,6 +125,9 @@ def compose(incoming: Incoming, result: Result, outlook: Outlook, now: datetime)
         quarantined=result.set_aside,
         rotate_key=facts.rotate_key,
         drain=facts.drain,
+        item_jobs=leased.jobs,
+        items=leased.items,
+        items_cancelled=leased.cancelled,
     )
 
 
