@@ -32,9 +32,10 @@ SLOTS_MOST = 10_000
 POOL_FIELDS = (
     "name", "gpu_type", "isolation", "interactive_class", "batch_class", "idle_policy", "lend_price_share_ppm",
     "fairness_unit", "prompt_weight", "output_weight", "size_bounds_gpu_ms", "aging_s", "reserve_after_ms",
-    "prefill_us_per_token", "decode_us_per_token", "safe_rate", "lend_p95_ms", "lend_hold_s", "load_limit",
-    "lend_slack", "return_slack", "return_hold_s", "min_hold_s", "drain_bound_s", "grant_ttl_s", "cooldown_s",
-    "decision_interval_s", "max_lent", "spillover_per_week", "spillover_action", "demo_values",
+    "prefill_us_per_token", "decode_us_per_token", "max_batch_size", "max_batch_wait_ms", "safe_rate", "lend_p95_ms",
+    "lend_hold_s", "load_limit", "lend_slack", "return_slack", "return_hold_s", "min_hold_s", "drain_bound_s",
+    "grant_ttl_s", "cooldown_s", "decision_interval_s", "max_lent", "spillover_per_week", "spillover_action",
+    "demo_values",
 )  # fmt: skip
 SLOT_FIELDS = ("band", "places", "kv_tokens", "gpu_share_ppm")
 

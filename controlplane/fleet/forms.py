@@ -11,6 +11,7 @@ from django.core.exceptions import ValidationError
 from controlplane.fleet.edit_flow import Section, SectionedForm
 from controlplane.fleet.models import Pool, ServedModel, Slot
 from controlplane.fleet.percent import percent_of_ppm, ppm_of_percent
+from controlplane.fleet.pool_rules import BATCH_SIZE_MOST, BATCH_WAIT_MOST_MS
 from controlplane.fleet.served_classes import served_classes
 from controlplane.tenants.models import SLUG
 
@@ -123,6 +124,19 @@ class PoolForm(SectionedForm):
     reserve_after_ms = whole("Reserve after, ms", initial=2_000, help_text="Then memory is kept for a head that waits.")
     prefill_us_per_token = whole("Prefill per token, µs", initial=60, help_text="Amortised; used until meters know.")
     decode_us_per_token = whole("Decode per token, µs", least=1, initial=2_500, help_text="Amortised, as above.")
+    max_batch_size = whole(
+        "Batch at most, inputs",
+        least=1,
+        most=BATCH_SIZE_MOST,
+        initial=1,
+        help_text="Of embeddings, run together on a slot. 1: no batching. Its places bound the requests in a batch.",
+    )
+    max_batch_wait_ms = whole(
+        "Oldest waits at most, ms",
+        most=BATCH_WAIT_MOST_MS,
+        initial=0,
+        help_text="Then the batch runs as it is. The wait is a stage of the request's time.",
+    )
 
     lend_p95_ms = whole("Queue wait p95 must stay under, ms", least=1, initial=200)
     lend_hold_s = whole("… held for, s", initial=600)
@@ -188,7 +202,7 @@ class PoolForm(SectionedForm):
         "lend_p95_ms": "ms", "lend_hold_s": "s", "return_hold_s": "s", "min_hold_s": "s", "drain_bound_s": "s",
         "grant_ttl_s": "s", "cooldown_s": "s", "decision_interval_s": "s", "aging_s": "s", "reserve_after_ms": "ms",
         "prefill_us_per_token": "µs", "decode_us_per_token": "µs", "lend_price": "%", "spillover_per_week": "per week",
-        "max_lent": "slots",
+        "max_lent": "slots", "max_batch_size": "inputs", "max_batch_wait_ms": "ms",
     }  # fmt: skip
     SECTIONS = (
         Section(
@@ -224,6 +238,10 @@ class PoolForm(SectionedForm):
                 ("size_bounds_gpu_ms", "aging_s", "reserve_after_ms"),
                 ("prefill_us_per_token", "decode_us_per_token"),
             ),
+        ),
+        Section(
+            "Batching of one-shot work", (("max_batch_size", "max_batch_wait_ms"),),
+            lead="For embeddings: a batch closes when it is full or its oldest request has waited, whichever is first.",
         ),
         Section("Cost", (("idle_policy", "lend_price"),)),
     )  # fmt: skip

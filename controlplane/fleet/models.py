@@ -19,7 +19,7 @@ class Pool(models.Model):
 
     `safe_rate` is `{"entries": {"4": 16.0}, "measured_at": ISO, "trace": text, "valid_until": ISO}`: the tested
     interactive requests/s by number of slots that serve interactive. Durations of the flex policy are in the unit of
-    their name.
+    their name. `max_batch_size` counts inputs that a slot runs at once for a one-shot model; 1 is no batching.
     """
 
     class Isolation(models.TextChoices):
@@ -61,6 +61,8 @@ class Pool(models.Model):
     prefill_us_per_token = models.PositiveIntegerField(default=60)
     decode_us_per_token = models.PositiveIntegerField(default=2_500)
     safe_rate = models.JSONField(default=dict)
+    max_batch_size = models.PositiveIntegerField(default=1, db_default=1)
+    max_batch_wait_ms = models.PositiveIntegerField(default=0, db_default=0)
 
     lend_p95_ms = models.PositiveIntegerField(default=200)
     lend_hold_s = models.PositiveIntegerField(default=600)
@@ -97,6 +99,7 @@ class Pool(models.Model):
             models.CheckConstraint(
                 condition=Q(lend_price_share_ppm__lte=1_000_000), name="pool_lend_price_share_at_most_1"
             ),
+            models.CheckConstraint(condition=Q(max_batch_size__gte=1), name="pool_max_batch_size_at_least_1"),
         ]
 
 

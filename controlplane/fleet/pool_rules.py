@@ -19,6 +19,8 @@ PPM = 1_000_000
 GRANT_TTL_LEAST_S = 5
 SAFE_RATE_KEYS = frozenset({"entries", "measured_at", "trace", "valid_until"})
 SIZE_BOUNDS_MOST = 8
+BATCH_SIZE_MOST = 1024
+BATCH_WAIT_MOST_MS = 10_000
 
 Errors = dict[str, list[ValidationError]]
 
@@ -28,6 +30,7 @@ def check_pool(pool: Pool, bands: Iterable[str], classes: Sequence[ServedClass])
     slots = Counter(bands)
     errors: Errors = {}
     _check_numbers(pool, errors)
+    _check_batching(pool, errors)
     _check_lent(pool, slots, errors)
     _check_classes(pool, classes, errors)
     _check_shares(pool, slots, classes, errors)
@@ -75,6 +78,20 @@ def _check_numbers(pool: Pool, errors: Errors) -> None:
             "size_bounds_gpu_ms",
             "out_of_range",
             f"Enter at most {SIZE_BOUNDS_MOST} bounds over 0, each larger than the one before, such as 500, 5000.",
+        )
+
+
+def _check_batching(pool: Pool, errors: Errors) -> None:
+    if not 1 <= pool.max_batch_size <= BATCH_SIZE_MOST:
+        _add(errors, "max_batch_size", "out_of_range", f"Enter 1 (no batching) to {BATCH_SIZE_MOST} inputs.")
+    if not 0 <= pool.max_batch_wait_ms <= BATCH_WAIT_MOST_MS:
+        _add(errors, "max_batch_wait_ms", "out_of_range", f"Enter 0 to {BATCH_WAIT_MOST_MS} ms.")
+    elif pool.max_batch_size > 1 and not pool.max_batch_wait_ms:
+        _add(
+            errors,
+            "max_batch_wait_ms",
+            "batching_without_wait",
+            "Without a wait every request runs by itself. Enter 1 ms or more, or a batch of 1 for no batching.",
         )
 
 

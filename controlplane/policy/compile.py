@@ -18,6 +18,7 @@ from controlplane.tenants.models import Tenant
 from controlplane.tenants.queries import installation
 from controlplane.wire.policy import (
     SCHEMA,
+    Batching,
     ClassPolicy,
     ContractPolicy,
     FlexPolicy,
@@ -188,6 +189,7 @@ def _pool(pool: Pool, slots: list[Slot]) -> PoolPolicy:
         decode_us_per_token=pool.decode_us_per_token,
         flex=_flex(pool),
         safe_rate=_safe_rate(pool),
+        batching=Batching(max_batch_size=pool.max_batch_size, max_wait_ms=pool.max_batch_wait_ms),
         slots=[
             SlotPolicy(
                 id=slot.id,

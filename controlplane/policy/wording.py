@@ -127,6 +127,20 @@ POOL_FIELDS = (
     Field("prefill_us_per_token", _unit("µs"), "Prefill is estimated at another cost per token."),
     Field("decode_us_per_token", _unit("µs"), "Decode is estimated at another cost per token."),
     Field(
+        "batching.max_batch_size",
+        _unit("inputs"),
+        "",
+        "More embeddings may run together.",
+        "Fewer embeddings may run together.",
+    ),
+    Field(
+        "batching.max_wait_ms",
+        _unit("ms"),
+        "",
+        "A batch may wait longer for others.",
+        "A batch runs sooner with what it has.",
+    ),
+    Field(
         "flex.lend_p95_ms",
         _unit("ms"),
         "",

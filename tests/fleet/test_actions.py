@@ -59,6 +59,10 @@ def test_a_pool_is_created_with_defaults_and_an_audit_entry(pool):
         ({"safe_rate": {"entries": {"2": 8, "4": 6}}}, "safe_rate", "safe_rate_falls"),
         ({"safe_rate": {"entries": {}, "valid_until": "soon"}}, "safe_rate", "safe_rate_unreadable"),
         ({"size_bounds_gpu_ms": [500, 400]}, "size_bounds_gpu_ms", "out_of_range"),
+        ({"max_batch_size": 0}, "max_batch_size", "out_of_range"),
+        ({"max_batch_size": 1025, "max_batch_wait_ms": 5}, "max_batch_size", "out_of_range"),
+        ({"max_batch_wait_ms": 10_001}, "max_batch_wait_ms", "out_of_range"),
+        ({"max_batch_size": 8}, "max_batch_wait_ms", "batching_without_wait"),
     ],
 )
 def test_a_rule_that_does_not_hold_is_named_and_nothing_is_saved(pool, now, values, field, rule):

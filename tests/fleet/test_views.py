@@ -23,7 +23,7 @@ def pool_data(pool: Pool, **changes):
     """What a browser would send for a pool's form."""
     form = PoolForm(initial=pool_initial(pool), pool=pool)
     data = {name: form[name].value() for name in form.fields if not form.fields[name].disabled}
-    data = {name: value for name, value in data.items() if value not in (None, False)}
+    data = {name: value for name, value in data.items() if value is not None and value is not False}
     for name in ("safe_measured_at", "safe_valid_until"):
         data.pop(name, None)
     return {**data, **changes}

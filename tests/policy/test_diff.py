@@ -1,9 +1,11 @@
+import json
 from datetime import timedelta
 
 import pytest
 
 from controlplane.contracts.models import Contract, ContractVersion
 from controlplane.policy.compile import compile_configuration
+from controlplane.policy.configuration import Configuration
 from controlplane.policy.diff import diff, groups, summary, tally
 from tests import factories
 from tests.policy.conftest import make_fleet
@@ -35,6 +37,22 @@ def test_changes_are_told_with_direction_unit_and_both_values(fleet, now):
     assert summary(changes, most=1) == [
         "pool chat-70b: Interactive work must be calm for longer before a slot is lent. 600 s → 900 s",
         "and 3 more",
+    ]
+
+
+def test_batching_is_off_in_what_was_pushed_before_it_and_a_change_is_told(fleet, now):
+    old_json = json.loads(json.dumps(compile_configuration(now).to_json()))
+    for doc in old_json["pools"].values():
+        del doc["pool"]["batching"]
+    before = Configuration.from_json(old_json)
+    assert diff(before, compile_configuration(now), now=now) == []
+    assert before.digest == compile_configuration(now).digest
+    fleet.pool.max_batch_size, fleet.pool.max_batch_wait_ms = 32, 5
+    fleet.pool.save(update_fields=["max_batch_size", "max_batch_wait_ms"])
+    changes = diff(before, compile_configuration(now), now=now)
+    assert [(item.sentence, item.before, item.after) for item in changes] == [
+        ("More embeddings may run together.", "1 input", "32 inputs"),
+        ("A batch may wait longer for others.", "0 ms", "5 ms"),
     ]
 
 
