@@ -19,7 +19,13 @@ ADMITTED_EVERY: Final = 256
 
 def check_row(check: Check) -> CheckRow:
     """An explained check as text."""
-    return CheckRow(check.name, _text(check.value), _text(check.limit), check.held)
+    name, value, limit, held = check
+    return CheckRow(
+        name,
+        value if type(value) is str else _text(value),
+        limit if type(limit) is str else _text(limit),
+        held,
+    )
 
 
 def _text(value: int | float | str | None) -> str:

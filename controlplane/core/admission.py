@@ -383,10 +383,11 @@ def explain_checks(s: Snapshot) -> tuple[Check, ...]:
 def _identity_checks(s: Snapshot) -> tuple[Check, ...]:
     reason = _identity_reason(s)
     key_held = reason is None or reason is Reason.TENANT_SUSPENDED
-    state = "expired" if reason is Reason.KEY_EXPIRED else s.key.state.value
+    state = "active" if key_held else "expired" if reason is Reason.KEY_EXPIRED else s.key.state.value
+    active = s.tenant.active
     return (
-        Check("key", state, KeyState.ACTIVE.value, key_held),
-        Check("tenant", "active" if s.tenant.active else "suspended", "active", s.tenant.active),
+        Check("key", state, "active", key_held),
+        Check("tenant", "active" if active else "suspended", "active", active),
     )
 
 
@@ -433,7 +434,8 @@ def _budget_check(s: Snapshot) -> Check:
 def _concurrency_check(name: str, counter: ConcurrencyCounter | None) -> Check:
     if counter is None:
         return Check(name, None, None, True)
-    return Check(name, counter.held, counter.limit, counter.has_room())
+    held, limit = counter.running + counter.queued, counter.limit
+    return Check(name, held, limit, limit is None or held < limit)
 
 
 def _bucket_check(name: str, bucket: TokenBucket | None, need: int, now_us: int) -> Check:
@@ -445,15 +447,15 @@ def _bucket_check(name: str, bucket: TokenBucket | None, need: int, now_us: int)
 
 
 def _limit_checks(s: Snapshot) -> tuple[Check, ...]:
-    need, now = token_need(s), s.now_us
+    need, now_us, of_tenant, of_key = token_need(s), s.now_us, s.tenant, s.key
     return (
-        _concurrency_check("tenant_concurrency", s.tenant.concurrency),
-        _concurrency_check("key_concurrency", s.key.concurrency),
-        _bucket_check("class_rate", s.workload_class.rate_bucket, 1, now),
-        _bucket_check("tenant_request_rate", s.tenant.request_bucket, 1, now),
-        _bucket_check("tenant_token_rate", s.tenant.token_bucket, need, now),
-        _bucket_check("key_request_rate", s.key.request_bucket, 1, now),
-        _bucket_check("key_token_rate", s.key.token_bucket, need, now),
+        _concurrency_check("tenant_concurrency", of_tenant.concurrency),
+        _concurrency_check("key_concurrency", of_key.concurrency),
+        _bucket_check("class_rate", s.workload_class.rate_bucket, 1, now_us),
+        _bucket_check("tenant_request_rate", of_tenant.request_bucket, 1, now_us),
+        _bucket_check("tenant_token_rate", of_tenant.token_bucket, need, now_us),
+        _bucket_check("key_request_rate", of_key.request_bucket, 1, now_us),
+        _bucket_check("key_token_rate", of_key.token_bucket, need, now_us),
     )
 
 

@@ -16,8 +16,8 @@ DEFAULT_BOUNDS_GPU_US: Final = (250_000, 2_000_000)
 """Upper bounds of all size classes but the last, in estimated gpu_us: three classes by default."""
 BEST_EFFORT_US: Final = 1 << 62
 """Stands for the deadline of a request that has none."""
-NEVER_AGED_US: Final = -1 << 62
-"""Every request arrived after this instant."""
+NO_ARRIVAL_US: Final = 1 << 62
+"""Later than every arrival."""
 
 
 class Sized(Protocol):
@@ -53,15 +53,17 @@ class SizeClassQueue(Generic[R]):
     """Requests of one tenant in an interactive class: a lane of preempted ones, then one per size class.
 
     Only the first of a lane is ever dispatched. One that leaves from the middle is named in `_gone` and skipped when
-    it comes to the front, so that a cancellation does not search.
+    it comes to the front, so that a cancellation does not search. `_oldest_us` is no later than the earliest arrival:
+    until that one is old, nothing is, and the heads of the other lanes need not be looked at.
     """
 
-    __slots__ = ("_aging_us", "_gone", "_lanes", "count")
+    __slots__ = ("_aging_us", "_gone", "_lanes", "_oldest_us", "count")
 
     def __init__(self, size_classes: int, aging_us: int | None) -> None:
         self._lanes: tuple[deque[R], ...] = tuple(deque() for _ in range(size_classes + 1))
         self._gone: set[str | int] = set()
         self._aging_us = aging_us
+        self._oldest_us = NO_ARRIVAL_US
         self.count = 0
 
     def __len__(self) -> int:
@@ -71,6 +73,8 @@ class SizeClassQueue(Generic[R]):
         """Queue a new request behind its size class."""
         if self._gone and request.id in self._gone:
             self._sweep()
+        if request.arrival_us < self._oldest_us:
+            self._oldest_us = request.arrival_us
         _append_in_order(self._lanes[request.size_class + 1], request)
         self.count += 1
 
@@ -78,6 +82,8 @@ class SizeClassQueue(Generic[R]):
         """Put a preempted request back at the head."""
         if self._gone and request.id in self._gone:
             self._sweep()
+        if request.arrival_us < self._oldest_us:
+            self._oldest_us = request.arrival_us
         _append_in_order(self._lanes[0], request)
         self.count += 1
 
@@ -98,17 +104,15 @@ class SizeClassQueue(Generic[R]):
         """The request that goes next at `now_us`; it stays queued."""
         if self._gone:
             self._clear_fronts()
-        aged_before_us = NEVER_AGED_US if self._aging_us is None else now_us - self._aging_us
-        best: R | None = None
-        aged: R | None = None
+        if self._aging_us is not None and self._oldest_us < now_us - self._aging_us:
+            oldest = min((lane[0] for lane in self._lanes if lane), key=lambda r: r.order, default=None)
+            self._oldest_us = NO_ARRIVAL_US if oldest is None else oldest.arrival_us
+            if self._oldest_us < now_us - self._aging_us:
+                return oldest
         for lane in self._lanes:
             if lane:
-                first = lane[0]
-                if best is None:
-                    best = first
-                if first.arrival_us < aged_before_us and (aged is None or first.order < aged.order):
-                    aged = first
-        return best if aged is None else aged
+                return lane[0]
+        return None
 
     def leads(self, size_class: int, now_us: int) -> bool:
         """Whether a request of that size class that arrived now would be the head."""
@@ -141,15 +145,16 @@ def _add_in_order(queue: OrderedDict[str | int, R], request: R) -> None:
 
 
 class DeadlineQueue(Generic[R]):
-    """Requests of one tenant in a batch class."""
+    """Requests of one tenant in a batch class; `_oldest_us` is no later than the earliest arrival."""
 
-    __slots__ = ("_aging_us", "_by_arrival", "_heap", "_returned", "count")
+    __slots__ = ("_aging_us", "_by_arrival", "_heap", "_oldest_us", "_returned", "count")
 
     def __init__(self, aging_us: int | None) -> None:
         self._heap: list[tuple[int, tuple[int, str | int], R]] = []
         self._by_arrival: OrderedDict[str | int, R] = OrderedDict()
         self._returned: OrderedDict[str | int, R] = OrderedDict()
         self._aging_us = aging_us
+        self._oldest_us = NO_ARRIVAL_US
         self.count = 0
 
     def __len__(self) -> int:
@@ -159,11 +164,15 @@ class DeadlineQueue(Generic[R]):
         """Queue a new request by its deadline."""
         _add_in_order(self._by_arrival, request)
         heappush(self._heap, self._entry(request))
+        if request.arrival_us < self._oldest_us:
+            self._oldest_us = request.arrival_us
         self.count += 1
 
     def push_back(self, request: R) -> None:
         """Put a preempted request back at the head."""
         _add_in_order(self._returned, request)
+        if request.arrival_us < self._oldest_us:
+            self._oldest_us = request.arrival_us
         self.count += 1
 
     def remove(self, request: R) -> None:
@@ -177,14 +186,11 @@ class DeadlineQueue(Generic[R]):
 
     def head(self, now_us: int) -> R | None:
         """The request that goes next at `now_us`; it stays queued."""
-        if self._aging_us is not None:
-            oldest: R | None = None
-            for queue in (self._by_arrival, self._returned):
-                if queue:
-                    first = next(iter(queue.values()))
-                    if oldest is None or first.order < oldest.order:
-                        oldest = first
-            if oldest is not None and now_us - oldest.arrival_us > self._aging_us:
+        if self._aging_us is not None and self._oldest_us < now_us - self._aging_us:
+            firsts = (next(iter(queue.values())) for queue in (self._by_arrival, self._returned) if queue)
+            oldest = min(firsts, key=lambda r: r.order, default=None)
+            self._oldest_us = NO_ARRIVAL_US if oldest is None else oldest.arrival_us
+            if self._oldest_us < now_us - self._aging_us:
                 return oldest
         if self._returned:
             return next(iter(self._returned.values()))
