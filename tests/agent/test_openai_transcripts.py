@@ -123,13 +123,14 @@ async def test_a_client_may_leave_after_any_event(make_agent, form, chunked):
     """One record with what was used, upstream told within a second, everything given back."""
     shown = form.visible(usage_asked=True)
     slowest_s = 0.0
-    agent = await make_agent(backend=OpenAIBackend("http://127.0.0.1:9"))
+    upstream = OpenAIBackend("http://127.0.0.1:9")
+    agent = await make_agent(backend=upstream)
     for count in range(1, len(shown) + 1):
         if b"[DONE]" in shown[count - 1]:
             break
         sent = b"".join(shown[:count])
         async with Upstream(playing(sent, chunked=chunked, hold=True)) as server:
-            agent.engine.backend.port = server.port
+            upstream.port = server.port
             client = await WireClient.connect(agent.port)
             client.send(request_of(form, usage_asked=True))
             await read_until(client, sent)
@@ -137,7 +138,7 @@ async def test_a_client_may_leave_after_any_event(make_agent, form, chunked):
             gone_s = time.perf_counter()
             await agent.until(lambda server=server: server.gone == 1, within_s=1.0)
             slowest_s = max(slowest_s, time.perf_counter() - gone_s)
-            agent.engine.backend.idle.clear()
+            upstream.idle.clear()
         await agent.until(lambda: not agent.engine.calls)
         agent.assert_nothing_held()
         rows = agent.closed_rows()
