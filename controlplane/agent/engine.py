@@ -77,6 +77,7 @@ class Engine:
         self.calls: dict[int, Call] = {}
         self.outcomes: dict[Outcome, int] = dict.fromkeys(Outcome, 0)
         self.offered = 0
+        """Requests that had a known key: each counts once, when it is refused or admitted."""
         self.draining = False
         self.disk_problem = ""
         self.revision = 0
@@ -167,14 +168,6 @@ class Engine:
         self._serial += 1
         return self._serial
 
-    def count_offered(self, call: Call, now_us: int, *, refused: bool) -> None:
-        """Every request that had a known key counts once, when it is refused or admitted."""
-        self.offered += 1
-        tokens = call.prompt_tokens + call.n * call.expected_output
-        self.figures.offered(
-            call.tenant.policy.id, call.key.live.id, call.klass.policy.id, tokens, now_us, refused=refused
-        )
-
     def admit(self, call: Call, snapshot: Snapshot, answer: AdmissionDecision, now_us: int) -> None:
         """Take what the decision promised, write the request down, and let it run as soon as it may."""
         call.reservation = reserve(snapshot, answer)
@@ -205,7 +198,7 @@ class Engine:
         minute_us = call.arrived_us - call.arrived_us % MINUTE_US
         call.opened = opened_row(call, self._model_id, call.exchange.job)
         self.note(Opened(call.opened, [Mark(judge.version_id, minute_us) for judge in call.judges]))
-        self.count_offered(call, now_us, refused=False)
+        self.offered += 1
         self.figures.admitted(call, now_us)
         self._retries.count_request(now_us)
         if displaced is not None:
@@ -446,6 +439,8 @@ class Engine:
                 if not self.disk_problem:
                     log.critical("records cannot be written (%s): no request is taken until they can", error)
                 self.disk_problem = str(error)
+                # Last bytes wait too: what was answered to the end is on disk.
+                return
         finishing, self._finishing = self._finishing, []
         for finish in finishing:
             finish()

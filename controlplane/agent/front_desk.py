@@ -223,8 +223,8 @@ class FrontDesk:
             Turned(call.arrived_us, tenant_id, class_id, reason.code, [Mark(j.version_id, minute_us) for j in judges])
         )
         wait_us = snapshot.workload_class.max_wait_us if reason in WAIT_REASONS else None
-        engine.figures.refused(class_id, reason.value, now_us, as_wait_us=wait_us)
-        engine.count_offered(call, now_us, refused=True)
+        engine.figures.refused(call, reason.value, now_us, as_wait_us=wait_us)
+        engine.offered += 1
         if engine.tracer is not None:
             engine.tracer.refused(call, reason, now_us)
         call.closed = True

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from controlplane.agent.sliding import DemandWindow, Presence, WindowCount
+from controlplane.agent.sliding import DemandTotals, Flow, PresenceSums, WindowCount
 from controlplane.core.class_queue import ClassQueue
 from controlplane.core.histogram import Histogram, WindowHistogram
 from controlplane.core.slot_states import SlotState
@@ -22,10 +22,10 @@ ADMITTED = "admitted"
 class ClassFigures:
     """Sliding figures of one class."""
 
-    __slots__ = ("presence", "recent", "refused", "ttft", "wait")
+    __slots__ = ("recent", "refused", "started_us", "ttft", "wait")
 
     def __init__(self, now_us: int) -> None:
-        self.presence = Presence(now_us)
+        self.started_us = now_us
         self.recent = WindowCount(60, now_us)
         self.refused = WindowCount(60, now_us)
         self.wait = WindowHistogram()
@@ -37,8 +37,8 @@ class Figures:
 
     def __init__(self) -> None:
         self.classes: dict[int, ClassFigures] = {}
-        self.tenants: dict[tuple[int, int], Presence] = {}
-        self.demand: dict[tuple[str, int], DemandWindow] = {}
+        self.flows: dict[tuple[int, int], Flow] = {}
+        """By key and class."""
 
     def of_class(self, class_id: int, now_us: int) -> ClassFigures:
         figures = self.classes.get(class_id)
@@ -46,38 +46,37 @@ class Figures:
             figures = self.classes[class_id] = ClassFigures(now_us)
         return figures
 
-    def _of_tenant(self, class_id: int, tenant_id: int, now_us: int) -> Presence:
-        presence = self.tenants.get((class_id, tenant_id))
-        if presence is None:
-            presence = self.tenants[class_id, tenant_id] = Presence(now_us)
-        return presence
-
-    def offered(self, tenant_id: int, key_id: int, class_id: int, tokens: int, now_us: int, *, refused: bool) -> None:
-        """Demand that shares of limits follow: what was asked for, refused or not."""
-        for scope in (("t", tenant_id), ("k", key_id), ("c", class_id)):
-            demand = self.demand.get(scope)
-            if demand is None:
-                demand = self.demand[scope] = DemandWindow()
-            demand.add(tokens, now_us, refused=refused)
+    def _flow_of(self, call: Call, now_us: int) -> Flow:
+        key_id, class_id = call.key.live.id, call.klass.policy.id
+        flow = self.flows.get((key_id, class_id))
+        if flow is None:
+            flow = self.flows[key_id, class_id] = Flow(call.tenant.policy.id, key_id, class_id, now_us)
+        return flow
 
     def admitted(self, call: Call, now_us: int) -> None:
-        class_id = call.klass.policy.id
-        figures = self.of_class(class_id, now_us)
-        figures.presence.arrive(now_us)
-        figures.recent.add(ADMITTED, now_us)
-        self._of_tenant(class_id, call.tenant.policy.id, now_us).arrive(now_us)
+        """A request that stays until it has departed."""
+        flow = call.flow = self._flow_of(call, now_us)
+        flow.admit(call.prompt_tokens + call.n * call.expected_output, now_us)
+        self.of_class(flow.class_id, now_us).recent.add(ADMITTED, now_us)
 
     def departed(self, call: Call, now_us: int) -> None:
-        class_id, residence_us = call.klass.policy.id, max(0, now_us - call.arrived_us)
-        self.of_class(class_id, now_us).presence.depart(now_us, residence_us)
-        self._of_tenant(class_id, call.tenant.policy.id, now_us).depart(now_us, residence_us)
+        if call.flow is not None:
+            call.flow.depart(now_us, max(0, now_us - call.arrived_us))
 
-    def refused(self, class_id: int, reason: str, now_us: int, *, as_wait_us: int | None) -> None:
+    def refused(self, call: Call, reason: str, now_us: int, *, as_wait_us: int | None) -> None:
         """A refusal; for want of room it also counts as a wait of the class's bound."""
-        figures = self.of_class(class_id, now_us)
+        flow = self._flow_of(call, now_us)
+        flow.refuse(call.prompt_tokens + call.n * call.expected_output, now_us)
+        figures = self.of_class(flow.class_id, now_us)
         figures.refused.add(reason, now_us)
         if as_wait_us is not None:
             figures.wait.record(as_wait_us, now_us)
+
+    def forget_quiet(self, now_us: int) -> None:
+        """Drop what nobody used in the window."""
+        for place, flow in list(self.flows.items()):
+            if flow.quiet(now_us) and not flow.demand(now_us).requests:
+                del self.flows[place]
 
 
 def waiting_ages(queue: ClassQueue, now_us: int) -> Iterable[int]:
@@ -88,24 +87,26 @@ def waiting_ages(queue: ClassQueue, now_us: int) -> Iterable[int]:
 
 
 def demand_rows(figures: Figures, now_us: int) -> list[Demand]:
-    """Demand of the last 10 s; what was quiet for that long is dropped."""
-    rows = []
-    for (scope, number), demand in list(figures.demand.items()):
-        totals = demand.totals(now_us)
+    """Demand of the last 10 s by tenant, key and class."""
+    sums: dict[tuple[str, int], DemandTotals] = {}
+    for flow in figures.flows.values():
+        totals = flow.demand(now_us)
         if totals.requests:
-            rows.append(Demand(scope, number, totals.requests, totals.tokens, totals.refused))
-        else:
-            del figures.demand[scope, number]
-    return rows
+            for scope in (("t", flow.tenant_id), ("k", flow.key_id), ("c", flow.class_id)):
+                before = sums.get(scope)
+                sums[scope] = totals if before is None else before.plus(totals)
+    return [Demand(scope, number, *totals) for (scope, number), totals in sums.items()]
 
 
 def live_figures(engine: Engine, now_us: int) -> LiveFigures:
     """The whole picture at an instant."""
+    engine.figures.forget_quiet(now_us)
+    by_class, by_tenant = _presence_sums(engine.figures, now_us)
     return LiveFigures(
         at_us=now_us,
         slots=[_slot_live(engine, name) for name in sorted(engine.slots)],
-        classes=[_class_live(engine, queue, now_us) for queue in engine.scheduler.classes],
-        tenants=list(_tenants_live(engine, now_us)),
+        classes=[_class_live(engine, queue, by_class, now_us) for queue in engine.scheduler.classes],
+        tenants=list(_tenants_live(engine, by_tenant, now_us)),
     )
 
 
@@ -131,10 +132,47 @@ def _slot_live(engine: Engine, name: str) -> SlotLive:
     )
 
 
-def _class_live(engine: Engine, queue: ClassQueue, now_us: int) -> ClassLive:
+class _TenantPresence:
+    """The flows of one tenant in one class, added up."""
+
+    __slots__ = ("present", "started_us", "sums")
+
+    def __init__(self, started_us: int) -> None:
+        self.started_us = started_us
+        self.present = 0
+        self.sums = PresenceSums()
+
+
+class _Presences(NamedTuple):
+    by_class: dict[int, PresenceSums]
+    by_tenant: dict[tuple[int, int], _TenantPresence]
+
+
+def _presence_sums(figures: Figures, now_us: int) -> _Presences:
+    by_class: dict[int, PresenceSums] = {}
+    by_tenant: dict[tuple[int, int], _TenantPresence] = {}
+    for flow in figures.flows.values():
+        sums = flow.sums(now_us)
+        before = by_class.get(flow.class_id)
+        by_class[flow.class_id] = sums if before is None else before.plus(sums)
+        if not flow.present and not sums.arrivals and not sums.departures:
+            continue
+        place = flow.class_id, flow.tenant_id
+        tenant = by_tenant.get(place)
+        if tenant is None:
+            tenant = by_tenant[place] = _TenantPresence(flow.started_us)
+            tenant.sums = sums
+        else:
+            tenant.sums = tenant.sums.plus(sums)
+            tenant.started_us = min(tenant.started_us, flow.started_us)
+        tenant.present += flow.present
+    return _Presences(by_class, by_tenant)
+
+
+def _class_live(engine: Engine, queue: ClassQueue, sums: dict[int, PresenceSums], now_us: int) -> ClassLive:
     class_id = engine.class_id(queue.spec.slug)
     figures = engine.figures.of_class(class_id, now_us)
-    presence = figures.presence.figures(now_us)
+    presence = sums.get(class_id, PresenceSums()).figures(figures.started_us, now_us)
     wait: Histogram = figures.wait.snapshot(now_us)
     for age_us in waiting_ages(queue, now_us):
         wait.record(age_us)
@@ -180,19 +218,18 @@ def _waiting_arrivals(queue: ClassQueue) -> dict[str, list[int]]:
     return arrivals
 
 
-def _tenants_live(engine: Engine, now_us: int) -> Iterable[TenantLive]:
+def _tenants_live(
+    engine: Engine, presences: dict[tuple[int, int], _TenantPresence], now_us: int
+) -> Iterable[TenantLive]:
     by_class = {engine.class_id(queue.spec.slug): queue for queue in engine.scheduler.classes}
     waiting = {class_id: _waiting_arrivals(queue) for class_id, queue in by_class.items()}
-    for (class_id, tenant_id), presence in list(engine.figures.tenants.items()):
-        if presence.quiet(now_us):
-            del engine.figures.tenants[class_id, tenant_id]
-            continue
+    for (class_id, tenant_id), presence in presences.items():
         queue, slug = by_class.get(class_id), engine.tenant_slug(tenant_id)
         if queue is None or slug is None:
             continue
         fair = queue.fair.tenants.get(slug)
         arrivals_us = waiting[class_id].get(slug, ())
-        figures = presence.figures(now_us)
+        figures = presence.sums.figures(presence.started_us, now_us)
         oldest_us = min(arrivals_us, default=None)
         yield TenantLive(
             class_id=class_id,

@@ -25,38 +25,57 @@ class PresenceFigures(Struct, frozen=True, gc=False):
     departures: int
 
 
-class _Sums(NamedTuple):
-    """Sums since the start, as they were when a step began."""
+class PresenceSums(NamedTuple):
+    """Sums over a window; those of several presences add up."""
 
-    step: int
-    arrivals: int
-    departures: int
-    residence_us: int
-    integral_us: int
+    arrivals: int = 0
+    departures: int = 0
+    residence_us: int = 0
+    integral_us: int = 0
+
+    def plus(self, other: PresenceSums) -> PresenceSums:
+        return PresenceSums(
+            self.arrivals + other.arrivals,
+            self.departures + other.departures,
+            self.residence_us + other.residence_us,
+            self.integral_us + other.integral_us,
+        )
+
+    def figures(self, started_us: int, now_us: int) -> PresenceFigures:
+        """As rates and means, for something that is watched since `started_us`."""
+        span_us = max(1, min(WINDOW_US, now_us - started_us))
+        return PresenceFigures(
+            self.arrivals * 1e6 / span_us,
+            self.departures * 1e6 / span_us,
+            self.residence_us // self.departures if self.departures else None,
+            self.integral_us / span_us,
+            self.departures,
+        )
 
 
 class Presence:
     """Arrivals, departures, residence and the time integral of the number present over 5 minutes."""
 
     __slots__ = (
-        "_arrivals", "_departures", "_integral_us", "_last_us", "_residence_us", "_started_us", "_step_end_us",
-        "_steps", "present",
+        "_arrivals", "_departures", "_integral_us", "_last_us", "_residence_us", "_step_end_us", "_steps", "present",
+        "started_us",
     )  # fmt: skip
 
     def __init__(self, now_us: int) -> None:
-        self._steps: deque[_Sums] = deque()
+        self._steps: deque[tuple[int, PresenceSums]] = deque()
+        """Each step with something in it, and the sums since the start as they were when it began."""
         self._step_end_us = 0
         self._arrivals = self._departures = self._residence_us = self._integral_us = 0
         self._last_us = now_us
-        self._started_us = now_us
+        self.started_us = now_us
         self.present = 0
 
     def _begin_step(self, now_us: int) -> None:
         step, steps = now_us // STEP_US, self._steps
         self._step_end_us = (step + 1) * STEP_US
-        steps.append(_Sums(step, self._arrivals, self._departures, self._residence_us, self._integral_us))
+        steps.append((step, PresenceSums(self._arrivals, self._departures, self._residence_us, self._integral_us)))
         oldest = step - WINDOW_US // STEP_US
-        while steps[0].step < oldest:
+        while steps[0][0] < oldest:
             steps.popleft()
 
     def _advance(self, now_us: int) -> None:
@@ -81,20 +100,18 @@ class Presence:
         if self.present:
             return False
         self._advance(now_us)
-        before = self._steps[0]
+        before = self._steps[0][1]
         return self._arrivals == before.arrivals and self._departures == before.departures
 
-    def figures(self, now_us: int) -> PresenceFigures:
+    def sums(self, now_us: int) -> PresenceSums:
+        """Sums over the window that ends now."""
         self._advance(now_us)
-        before = self._steps[0]
-        span_us = max(1, min(WINDOW_US, now_us - self._started_us))
-        departures = self._departures - before.departures
-        return PresenceFigures(
-            (self._arrivals - before.arrivals) * 1e6 / span_us,
-            departures * 1e6 / span_us,
-            (self._residence_us - before.residence_us) // departures if departures else None,
-            (self._integral_us - before.integral_us) / span_us,
-            departures,
+        before = self._steps[0][1]
+        return PresenceSums(
+            self._arrivals - before.arrivals,
+            self._departures - before.departures,
+            self._residence_us - before.residence_us,
+            self._integral_us - before.integral_us,
         )
 
 
@@ -142,43 +159,70 @@ DEMAND_WINDOW_S: Final = 10
 
 
 class DemandTotals(NamedTuple):
-    """Requests that were asked for, their tokens, and how many of them were refused."""
+    """Requests that were asked for, their tokens, and how many of them were refused; several add up."""
 
     requests: int = 0
     tokens: int = 0
     refused: int = 0
 
+    def plus(self, other: DemandTotals) -> DemandTotals:
+        return DemandTotals(self.requests + other.requests, self.tokens + other.tokens, self.refused + other.refused)
 
-class DemandWindow:
-    """Demand of the last 10 s, in steps of a second."""
 
-    __slots__ = ("_refused", "_requests", "_second", "_seconds", "_tokens")
+class Flow(Presence):
+    """The requests of one key in one class: their presence, and the demand of the last 10 s in steps of a second.
 
-    def __init__(self) -> None:
+    One object for both, which a request looks up once: everything coarser is added up where it is read.
+    """
+
+    __slots__ = ("_demand", "_refused", "_requests", "_second_end_us", "_tokens", "class_id", "key_id", "tenant_id")
+
+    def __init__(self, tenant_id: int, key_id: int, class_id: int, now_us: int) -> None:
+        super().__init__(now_us)
+        self.tenant_id = tenant_id
+        self.key_id = key_id
+        self.class_id = class_id
         self._requests = self._tokens = self._refused = 0
-        self._second = -1
-        self._seconds: deque[tuple[int, int, int, int]] = deque()
-        """Each second with something in it, and the sums as they were when it began."""
+        self._second_end_us = 0
+        self._demand: deque[tuple[int, DemandTotals]] = deque()
+        """Each second with something in it, and the totals since the start as they were when it began."""
 
-    def add(self, tokens: int, now_us: int, *, refused: bool) -> None:
-        """Count one request."""
+    def _begin_second(self, now_us: int) -> None:
         second = now_us // 1_000_000
-        if second != self._second:
-            self._second = second
-            self._forget(second)
-            self._seconds.append((second, self._requests, self._tokens, self._refused))
+        self._second_end_us = (second + 1) * 1_000_000
+        self._forget(second)
+        self._demand.append((second, DemandTotals(self._requests, self._tokens, self._refused)))
+
+    def admit(self, tokens: int, now_us: int) -> None:
+        """A request of so many tokens was asked for and is here."""
+        if now_us >= self._second_end_us:
+            self._begin_second(now_us)
         self._requests += 1
         self._tokens += tokens
-        self._refused += refused
+        # `arrive`, without the calls: every request passes here.
+        if now_us >= self._step_end_us:
+            self._begin_step(now_us)
+        self._integral_us += self.present * (now_us - self._last_us)
+        self._last_us = now_us
+        self._arrivals += 1
+        self.present += 1
 
-    def totals(self, now_us: int) -> DemandTotals:
-        """What the window that ends now adds up to."""
+    def refuse(self, tokens: int, now_us: int) -> None:
+        """A request of so many tokens was asked for and refused."""
+        if now_us >= self._second_end_us:
+            self._begin_second(now_us)
+        self._requests += 1
+        self._tokens += tokens
+        self._refused += 1
+
+    def demand(self, now_us: int) -> DemandTotals:
+        """What was asked for in the window that ends now."""
         self._forget(now_us // 1_000_000)
-        if not self._seconds:
+        if not self._demand:
             return DemandTotals()
-        _, requests, tokens, refused = self._seconds[0]
+        requests, tokens, refused = self._demand[0][1]
         return DemandTotals(self._requests - requests, self._tokens - tokens, self._refused - refused)
 
     def _forget(self, second: int) -> None:
-        while self._seconds and self._seconds[0][0] <= second - DEMAND_WINDOW_S:
-            self._seconds.popleft()
+        while self._demand and self._demand[0][0] <= second - DEMAND_WINDOW_S:
+            self._demand.popleft()

@@ -18,7 +18,7 @@ from controlplane.agent.clock import Clock, boot_us
 from controlplane.agent.control import BACKOFF_MAX_S, backoff_s
 from controlplane.agent.errors import AgentError
 from controlplane.agent.request_ids import new_request_id
-from controlplane.agent.sliding import DemandWindow, Presence, WindowCount
+from controlplane.agent.sliding import Flow, Presence, WindowCount
 from controlplane.wire import signing
 from tests.agent import worlds
 
@@ -61,7 +61,7 @@ def test_presence_agrees_with_littles_law():
         presence.arrive(now_us)
         residence = round(rng.expovariate(0.5) * S)
         ends.append((now_us + residence, residence))
-    figures = presence.figures(now_us)
+    figures = presence.sums(now_us).figures(presence.started_us, now_us)
     assert figures.arrivals_per_s == pytest.approx(20, rel=0.1)
     assert figures.present_mean == pytest.approx(figures.arrivals_per_s * figures.residence_mean_us / S, rel=0.2)
 
@@ -72,27 +72,27 @@ def test_presence_forgets_what_is_older_than_its_window():
         presence.arrive(second * S)
         presence.depart(second * S + S // 2, S // 2)
     assert not presence.quiet(299 * S)
-    figures = presence.figures(307 * S)
+    figures = presence.sums(307 * S).figures(0, 307 * S)
     assert figures.departures == 6, "of the seconds from 5 on: steps are of 5 s"
     assert figures.residence_mean_us == S // 2
     assert figures.present_mean == pytest.approx(6 * 0.5 / 300)
     assert presence.quiet(316 * S)
-    assert presence.figures(316 * S).departures == 0
+    assert presence.sums(316 * S) == (0, 0, 0, 0)
 
 
 def test_windows_forget():
-    count, demand = WindowCount(60, 0), DemandWindow()
+    count, flow = WindowCount(60, 0), Flow(1, 11, 2, 0)
     count.add("a", 0)
     count.add("a", 59 * S, 2)
     assert count.totals(59 * S) == {"a": 3}
     assert count.totals(60 * S) == {"a": 2}
     assert count.per_s("a", 60 * S) == pytest.approx(2 / 60)
-    demand.add(10, 0, refused=False)
-    demand.add(20, 9 * S, refused=True)
-    totals = demand.totals(9 * S)
-    assert (totals.requests, totals.tokens, totals.refused) == (2, 30, 1)
-    assert demand.totals(10 * S).tokens == 20
-    assert demand.totals(19 * S).requests == 0
+    flow.admit(10, 0)
+    flow.refuse(20, 9 * S)
+    assert flow.demand(9 * S) == (2, 30, 1)
+    assert flow.demand(10 * S) == (1, 20, 1)
+    assert flow.demand(19 * S) == (0, 0, 0)
+    assert flow.present == 1 and flow.sums(19 * S).arrivals == 1
 
 
 def test_files_are_whole_and_private(tmp_path):
