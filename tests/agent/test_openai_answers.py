@@ -7,6 +7,7 @@ import time
 import pytest
 
 from controlplane.agent.backends import openai as backend
+from controlplane.agent.backends.base import BackendRequest
 from controlplane.agent.backends.openai import OpenAIBackend
 from controlplane.core.reasons import Outcome
 from controlplane.wire.report import FLAG_ESTIMATED
@@ -329,28 +330,45 @@ async def test_a_reader_that_stops_stops_the_server_and_memory_stays_bounded(mak
         assert server.connections == 1
 
 
-async def test_a_connection_that_was_paused_with_its_last_bytes_reads_again(make_agent):
-    """The answer ends in the very bytes that fill the client's buffer: nobody resumes that connection later."""
-    big = up.word("x" * 900_000)
+class PausingSink:
+    """Pauses its run with the first bytes, as a client whose buffer they fill does, and never resumes it."""
 
-    async def script(server, __, writer):
+    def __init__(self) -> None:
+        self.run = None
+        self.ended = asyncio.get_running_loop().create_future()
+
+    def prefill_began(self) -> None:
+        pass
+
+    def chunk(self, data: bytes, tokens: int) -> None:
+        self.run.pause()
+
+    def finished(self, usage, body: bytes) -> None:
+        self.ended.set_result(usage)
+
+    def failed(self, failure) -> None:
+        self.ended.set_result(failure)
+
+
+async def test_a_connection_that_was_paused_with_its_last_bytes_reads_again():
+    """The answer ends in the very bytes that fill the client's buffer: nobody resumes that connection later."""
+
+    async def script(_, __, writer):
         up.begin(writer)
-        data = up.ROLE + (big if len(server.bodies) == 1 else up.word("b")) + up.END + up.DONE
-        up.chunk(writer, data)
+        up.chunk(writer, up.ROLE + up.word("b") + up.END + up.USAGE + up.DONE)
         up.end(writer)
 
     async with Upstream(script) as server:
         upstream = OpenAIBackend(server.url)
-        agent = await make_agent(backend=upstream)
-        slow = await WireClient.connect(agent.port)
-        slow.writer.transport.pause_reading()
-        slow.send(post(chat_body(stream=True)))
-        await agent.until(lambda: bool(upstream.idle))
-        quick = await WireClient.connect(agent.port)
-        assert (await quick.ask(post(chat_body(stream=True)))).body.endswith(up.DONE)
+        for _ in range(3):
+            sink = PausingSink()
+            body = chat_body(stream=True)
+            request = BackendRequest("r1", "/v1/chat/completions", body, worlds.MODEL, 1, True, False, 7, 8, 1, 100)
+            sink.run = upstream.start(request, sink)
+            async with asyncio.timeout(5):
+                assert (await sink.ended).output_tokens == 3
         assert server.connections == 1
-        slow.writer.transport.resume_reading()
-        assert (await slow.answer(within_s=10)).body == up.ROLE + big + up.END + up.DONE
+        await upstream.close()
 
 
 async def test_attempts_of_one_request_are_one_record(make_agent):
