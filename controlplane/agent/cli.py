@@ -10,6 +10,7 @@ import sys
 
 import uvloop
 
+from controlplane.agent import collector
 from controlplane.agent import identity as identities
 from controlplane.agent.agent_process import AgentProcess
 from controlplane.agent.errors import AgentError, UsageError
@@ -27,6 +28,7 @@ def main(arguments: list[str]) -> int:
         return 2
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, stream=sys.stderr)
     logging.getLogger("amqp").setLevel(logging.WARNING)
+    collector.tune()
     try:
         with uvloop_runner() as runner:
             runner.run(_serve(options))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -86,7 +86,7 @@ class Engine:
         self._serial = 0
         self._retries = RetryBudget()
         self._pumping = False
-        self._finishing: list[Callable[[], None]] = []
+        self._finishing: list[tuple[Call, Outcome, bytes, Failure | None]] = []
         self._flush_due = False
         self._adjusted_us = 0
         self._loop = asyncio.get_running_loop()
@@ -354,8 +354,11 @@ class Engine:
             self._learn(call, settled.usage, gpu_us)
         self.outcomes[outcome] += 1
         del self.calls[call.serial]
-        call.slot = None
-        self._finishing.append(lambda: answer_client(call, outcome, body, failure))
+        # Nothing of an ended call holds another part of it: it is gone with its answer, without the collector.
+        call.slot = call.attempt = None
+        if attempt is not None:
+            attempt.run = None
+        self._finishing.append((call, outcome, body, failure))
         self._flush_soon()
         self.pump(now_us)
 
@@ -442,8 +445,8 @@ class Engine:
                 # Last bytes wait too: what was answered to the end is on disk.
                 return
         finishing, self._finishing = self._finishing, []
-        for finish in finishing:
-            finish()
+        for call, outcome, body, failure in finishing:
+            answer_client(call, outcome, body, failure)
 
     # -- time ----------------------------------------------------------------------------------------------------------
 
