@@ -16,13 +16,17 @@ from rest_framework.viewsets import GenericViewSet
 from controlplane.audit.actors import actor_of
 from controlplane.fleet.models import Pool, Slot
 from controlplane.flex import actions, queries
-from controlplane.flex.models import Decision
+from controlplane.flex.models import Decision, Lend
 from controlplane.tenants.rest import ReasonSerializer
 from controlplane.web.cursor import CursorPages
 
 
 class DecisionPages(CursorPages):
     ordering = ("-at", "-id")
+
+
+class LoanPages(CursorPages):
+    ordering = ("-lent_at", "-id")
 
 
 class SlotPages(CursorPages):
@@ -68,6 +72,22 @@ class SlotSerializer(serializers.Serializer):
     manual_recall = serializers.BooleanField(source="grant.manual_recall", default=False)
 
 
+class LoanSerializer(serializers.ModelSerializer):
+    """A loan. `stop_admit_at`, `last_token_at` and `drained_at` are by the agent's clock; null is not measured."""
+
+    pool = serializers.CharField(source="pool.slug", read_only=True)
+    slot = serializers.CharField(source="slot.name", read_only=True)
+    lend_decision = serializers.IntegerField(source="lend_decision_id", read_only=True)
+    recall_decision = serializers.IntegerField(source="recall_decision_id", read_only=True, allow_null=True)
+
+    class Meta:
+        model = Lend
+        fields = (
+            "id", "pool", "slot", "fence", "lent_at", "lend_decision", "recalled_at", "recall_reason",
+            "recall_decision", "stop_admit_at", "last_token_at", "drained_at", "drain_us", "home_at", "overdue", "lost",
+        )  # fmt: skip
+
+
 class FreezeSerializer(ReasonSerializer):
     """`recall` asks every lent slot back too. `frozen` false allows loans again."""
 
@@ -98,6 +118,19 @@ class DecisionViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, GenericV
 
     def get_serializer_class(self) -> type[serializers.BaseSerializer[Any]]:
         return DecisionDetailSerializer if self.action == "retrieve" else DecisionSerializer
+
+
+class LoanViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, GenericViewSet):
+    """Loans of flex slots with the measured way home. `?pool=SLUG`."""
+
+    pagination_class = LoanPages
+    serializer_class = LoanSerializer
+    read_permission = write_permission = "flex.read"
+    queryset = Lend.objects.none()
+
+    def get_queryset(self) -> QuerySet[Lend]:
+        pool = self.request.query_params.get("pool")
+        return queries.loans() if pool is None else queries.loans().filter(pool__slug=pool)
 
 
 class FlexSlotViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, GenericViewSet):

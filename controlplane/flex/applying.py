@@ -112,11 +112,15 @@ loans AS (
         recall_reason = CASE WHEN n.recalled THEN n.reason ELSE l.recall_reason END,
         recall_decision_id = CASE WHEN n.recalled THEN decided.id ELSE l.recall_decision_id END,
         home_at = CASE WHEN n.home THEN %(now)s END,
+        stop_admit_at = coalesce(n.stop_admit_at, l.stop_admit_at),
+        last_token_at = coalesce(n.last_token_at, l.last_token_at),
+        drained_at = coalesce(n.drained_at, l.drained_at),
         drain_us = coalesce(n.drain_us, l.drain_us),
         overdue = l.overdue OR n.overdue,
         lost = l.lost OR n.lost
     FROM jsonb_to_recordset(%(loans)s) AS n
-        (pool_id int, slot_id int, recalled bool, reason text, home bool, drain_us int8, overdue bool, lost bool)
+        (pool_id int, slot_id int, recalled bool, reason text, home bool, stop_admit_at timestamptz,
+         last_token_at timestamptz, drained_at timestamptz, drain_us int8, overdue bool, lost bool)
     LEFT JOIN decided USING (pool_id)
     WHERE l.slot_id = n.slot_id AND l.home_at IS NULL AND n.slot_id IN (SELECT slot_id FROM granted)
 ),

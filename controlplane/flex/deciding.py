@@ -16,6 +16,7 @@ from controlplane.core.flex_decision import (
 )
 from controlplane.core.flex_demand import Demand, demand
 from controlplane.core.flex_marks import FlexMarks, observe, remember
+from controlplane.core.flex_policy import SECOND_US
 from controlplane.core.flex_snapshot import FlexSnapshot
 from controlplane.core.period import from_us
 from controlplane.core.slot_states import BORROWED, SlotEvent, SlotState, admits_interactive, apply_event
@@ -23,6 +24,8 @@ from controlplane.flex import evidence
 from controlplane.flex.applying import Changes, grant_row
 from controlplane.flex.observing import Observed, grant_after, observe_slot
 from controlplane.flex.reading import Grant, PoolReading, ReportedSlot, SlotRow, snapshot_of
+
+DAY_US = 24 * 3600 * SECOND_US
 
 _EVENT_REASONS = {
     SlotEvent.VANISH: "agent_silent",
@@ -102,7 +105,7 @@ def tick_pool(
     }
     recorded = _record(changes, reading, snapshot, decision, memory)
     _grants(changes, reading, observed, after, actions, marks)
-    _loans(changes, reading, observed, seen, actions, after)
+    _loans(changes, reading, observed, seen, actions, after, now_us)
     _moves(changes, reading, observed, seen, actions, after)
     _sample(changes, reading, snapshot, decision.demand, marks)
     limits = (snapshot.policy, snapshot.safe_rate)
@@ -199,6 +202,7 @@ def _loans(
     seen: Mapping[int, Observed],
     actions: Mapping[int, FlexAction],
     after: Mapping[int, Grant],
+    now_us: int,
 ) -> None:
     """New loans, and what happened to those that run: one row a slot."""
     for slot_id in after:
@@ -209,7 +213,7 @@ def _loans(
             "recalled": kind is FlexActionKind.RECALL,
             "reason": str(action.reason) if action is not None and action.reason is not None else "",
             "home": home,
-            "drain_us": measured_drain_us(reading.reported(slot)) if home else None,
+            **(measured_drain(reading.reported(slot), reading, slot, now_us) if home else {}),
             "overdue": kind is FlexActionKind.OVERDUE,
             "lost": event is SlotEvent.VANISH,
         }
@@ -219,11 +223,23 @@ def _loans(
             changes.lends.append({"pool_id": reading.pool.pool_id, "slot_id": slot_id, "fence": after[slot_id].fence})
 
 
-def measured_drain_us(said: ReportedSlot | None) -> int | None:
-    """From the last instant of admitting to home, both by the agent's own clock; None when it did not say."""
-    if said is None or said.stop_admit_us is None or said.home_us is None or said.home_us < said.stop_admit_us:
-        return None
-    return said.home_us - said.stop_admit_us
+def measured_drain(said: ReportedSlot | None, reading: PoolReading, slot: SlotRow, now_us: int) -> dict[str, Any]:
+    """The instants of a drain and how long it took, all by the agent's own clock; empty when it did not say.
+
+    A clock that is off by more than a day, or instants out of order, say nothing.
+    """
+    if said is None or said.stop_admit_us is None or said.home_us is None:
+        return {}
+    instants = [us for us in (said.stop_admit_us, said.last_token_us, said.home_us) if us is not None]
+    lent_at_us = now_us if slot.grant is None or slot.grant.lent_at_us is None else slot.grant.lent_at_us
+    if instants != sorted(instants) or instants[0] < lent_at_us - DAY_US or instants[-1] > now_us + DAY_US:
+        return {}
+    return {
+        "stop_admit_at": from_us(said.stop_admit_us),
+        "last_token_at": None if said.last_token_us is None else from_us(said.last_token_us),
+        "drained_at": from_us(said.home_us),
+        "drain_us": said.home_us - said.stop_admit_us,
+    }
 
 
 def _moves(

@@ -55,7 +55,11 @@ class Grant(models.Model):
 
 
 class Lend(models.Model):
-    """The lend ledger: one row a loan, from its decision to the slot's return, with measured drain and evidence."""
+    """The lend ledger: one row a loan, from its decision to the slot's return, with measured drain and evidence.
+
+    `stop_admit_at`, `last_token_at` and `drained_at` are by the agent's clock: when batch could not start any more, the
+    last token of what ran, and nothing running. `home_at` is when the controller knew.
+    """
 
     id = models.BigAutoField(primary_key=True)
     pool = models.ForeignKey(Pool, on_delete=models.PROTECT, related_name="+")
@@ -67,6 +71,9 @@ class Lend(models.Model):
     recall_reason = models.CharField(max_length=24, blank=True, default="")
     recall_decision = models.ForeignKey(Decision, null=True, blank=True, on_delete=models.PROTECT, related_name="+")
     home_at = models.DateTimeField(null=True, blank=True)
+    stop_admit_at = models.DateTimeField(null=True, blank=True)
+    last_token_at = models.DateTimeField(null=True, blank=True)
+    drained_at = models.DateTimeField(null=True, blank=True)
     drain_us = models.BigIntegerField(null=True, blank=True)
     overdue = models.BooleanField(default=False)
     lost = models.BooleanField(default=False)

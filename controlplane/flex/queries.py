@@ -13,8 +13,10 @@ from psycopg import Cursor
 
 from controlplane.contracts.models import WorkloadClass
 from controlplane.core import flex_review
+from controlplane.core.drain_claim import DrainClaim, LoanEnd, drain_claim
 from controlplane.core.flex import decide
 from controlplane.core.flex_decision import FlexDecision
+from controlplane.core.flex_policy import FlexPolicy
 from controlplane.core.flex_review import FlexReview, FlexWeek, SlotWeek
 from controlplane.core.period import to_us
 from controlplane.core.slot_states import BORROWED, SlotState
@@ -169,7 +171,7 @@ class Lane:
 
 @dataclass(frozen=True)
 class Loan:
-    """One line of the lend ledger; `drain_us` as measured by the agent, None until home or when it did not say."""
+    """One line of the lend ledger; the drain as measured by the agent, None until home or when it did not say."""
 
     lend_id: int
     slot_id: int
@@ -182,9 +184,19 @@ class Loan:
     recall_reason: str
     recall_decision_id: int | None
     home_at: datetime | None
+    stop_admit_at: datetime | None
+    last_token_at: datetime | None
+    drained_at: datetime | None
     drain_us: int | None
     overdue: bool
     lost: bool
+
+    @property
+    def last_token_us(self) -> int | None:
+        """Between the last instant of admitting and the last token."""
+        if self.stop_admit_at is None or self.last_token_at is None:
+            return None
+        return to_us(self.last_token_at) - to_us(self.stop_admit_at)
 
 
 @dataclass(frozen=True)
@@ -225,6 +237,17 @@ def lend_ledger(pool_id: int | None = None, *, limit: int = 50) -> list[Loan]:
     return [_loan(row) for row in _loans(pool_id)[:limit]]
 
 
+def loans_of(row: Decision) -> list[Loan]:
+    """The loans that a decision began or recalled, by slot."""
+    touched = _loans(row.pool_id).filter(Q(lend_decision=row) | Q(recall_decision=row))
+    return sorted((_loan(loan) for loan in touched), key=lambda loan: loan.slot)
+
+
+def loans() -> QuerySet[Lend]:
+    """Every loan with its slot and pool, newest first."""
+    return _loans(None)
+
+
 def _loans(pool_id: int | None) -> QuerySet[Lend]:
     rows = Lend.objects.select_related("slot", "pool").order_by("-lent_at", "-id")
     return rows if pool_id is None else rows.filter(pool_id=pool_id)
@@ -243,6 +266,9 @@ def _loan(row: Lend) -> Loan:
         recall_reason=row.recall_reason,
         recall_decision_id=row.recall_decision_id,
         home_at=row.home_at,
+        stop_admit_at=row.stop_admit_at,
+        last_token_at=row.last_token_at,
+        drained_at=row.drained_at,
         drain_us=row.drain_us,
         overdue=row.overdue,
         lost=row.lost,
@@ -313,6 +339,7 @@ class Review:
     found: FlexReview
     overdue: int
     by_reason: dict[str, int]
+    claim: DrainClaim
 
 
 def week_review(pool: Pool, now: datetime) -> Review:
@@ -339,6 +366,26 @@ def week_review(pool: Pool, now: datetime) -> Review:
         found=flex_review.review(week),
         overdue=lends.filter(overdue=True).count(),
         by_reason=dict(reasons.order_by("recall_reason")),
+        claim=_claim(lends, pool),
+    )
+
+
+def _claim(lends: QuerySet[Lend], pool: Pool) -> DrainClaim:
+    """How fast loans came home, each against the bound of the policy that recalled it."""
+    cancel_us = FlexPolicy().cancel_bound_us
+    rows = lends.order_by("lent_at", "id").values_list(
+        "slot__name", "fence", "home_at", "drain_us", "overdue",
+        "recall_decision__snapshot__policy__drain_bound_us",
+    )  # fmt: skip
+    return drain_claim(
+        LoanEnd(
+            name=f"{slot} under fence {fence}",
+            bound_us=(bound_us or pool.drain_bound_s * 1_000_000) + cancel_us,
+            drain_us=drain_us,
+            home=home_at is not None,
+            overdue=overdue,
+        )
+        for slot, fence, home_at, drain_us, overdue, bound_us in rows
     )
 
 

@@ -25,6 +25,7 @@ class ReportedSlot(msgspec.Struct, frozen=True):
     running_batch: int
     running_batch_gpu_us: int
     stop_admit_us: int | None = None
+    last_token_us: int | None = None
     home_us: int | None = None
 
 

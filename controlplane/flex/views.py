@@ -83,6 +83,7 @@ def decision_page(request: HttpRequest, decision_id: int) -> HttpResponse:
         "sentences": [wording.action_sentence(action) for action in row.actions],
         "acted": any(action["kind"] != "renew" for action in row.actions),
         "same": queries.recomputes(row),
+        "loans": queries.loans_of(row),
         "slots": row.snapshot.get("slots", []),
         "jobs": row.snapshot.get("jobs", []),
         "nav_section": "pools",

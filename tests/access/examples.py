@@ -21,7 +21,7 @@ from controlplane.contracts.actions import create_contract
 from controlplane.contracts.models import Contract
 from controlplane.core.reasons import Reason
 from controlplane.fleet.actions import create_enrolment_token
-from controlplane.flex.models import Decision
+from controlplane.flex.models import Decision, Lend
 from controlplane.jobs.models import Job
 from controlplane.ledger import rates
 from controlplane.ledger.models import AttributionInterval
@@ -88,6 +88,19 @@ def workload_class(owner: str) -> str:
 
 def flex_slot(owner: str) -> int:
     return factories.Slot.objects.filter(pool__slug=pool(owner), band="flex").latest("pk").pk
+
+
+def loan(owner: str) -> int:
+    row, _ = Lend.objects.get_or_create(
+        slot_id=flex_slot(owner),
+        fence=1,
+        defaults={
+            "pool_id": Decision.objects.get(pk=decision(owner)).pool_id,
+            "lent_at": timezone.now(),
+            "lend_decision_id": decision(owner),
+        },
+    )
+    return row.pk
 
 
 def slot(owner: str) -> int:
@@ -201,6 +214,7 @@ ARGUMENTS: dict[tuple[str, str], Maker] = {
     ("api/v1/policy/revisions/", "number"): rollout,
     ("api/v1/flex/decisions/", "pk"): decision,
     ("api/v1/flex/slots/", "pk"): flex_slot,
+    ("api/v1/flex/loans/", "pk"): loan,
     ("api/v1/flex/pools/", "slug"): pool,
     ("pools/", "slot_id"): slot,
     ("agents/", "agent_id"): agent,

@@ -12,6 +12,7 @@ from django.db import connection
 
 from controlplane.contracts.models import WorkloadClass
 from controlplane.core.histogram import Histogram
+from controlplane.core.period import to_us
 from controlplane.fleet.models import Agent, AgentLive, Pool, Slot, SlotInterval, SlotTenure
 from controlplane.flex.controller import Controller, Tick
 from controlplane.flex.models import ControllerTerm, Grant
@@ -23,6 +24,22 @@ BANDS = {"i1": "interactive", "i2": "interactive", "i3": "interactive", "i4": "i
 #: Ten minutes of quiet would be ten minutes of ticks: short holds, the same rules.
 QUICK = {"lend_hold_s": 3, "cooldown_s": 10, "decision_interval_s": 2, "return_hold_s": 3, "min_hold_s": 2,
          "drain_bound_s": 6, "grant_ttl_s": 15}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Drain:
+    """How an agent measured the way home of a slot that is home: microseconds after it stopped admitting."""
+
+    last_token_us: int = 1_700_000
+    home_us: int = 2_500_000
+
+    def instants(self, now: datetime) -> dict[str, int]:
+        stop_us = to_us(now) - 3_000_000
+        return {"stop_admit_us": stop_us, "last_token_us": stop_us + self.last_token_us,
+                "home_us": stop_us + self.home_us}  # fmt: skip
+
+
+DRAIN = Drain()
 
 
 @dataclass
@@ -93,8 +110,7 @@ class Band:
             "running_batch_gpu_us": said.running_batch * 1_000_000,
             "free_kv_tokens": 1,
             "total_kv_tokens": 1,
-            "stop_admit_us": 1_000_000 if follows == "home" else None,
-            "home_us": 3_500_000 if follows == "home" else None,
+            **(DRAIN.instants(self.now) if follows == "home" else {}),
         }
 
     def step(self, seconds: int = 1, *, controller: Controller | None = None) -> Tick:

@@ -16,7 +16,7 @@ from controlplane.flex.leadership import Shard
 from controlplane.flex.models import Decision, Lend, PoolSample, Trip
 from controlplane.jobs.models import Job
 from controlplane.jobs.queries import backlog
-from tests.flex.conftest import Band, SaidSlot, add_job
+from tests.flex.conftest import Band, Drain, SaidSlot, add_job
 
 ONCALL = Actor(id=None, name="ona", role="oncall")
 
@@ -78,6 +78,31 @@ def test_every_interactive_reason_recalls_every_slot(busy: Band, reason: str):
     loan.refresh_from_db()
     assert loan.home_at == busy.now
     assert loan.drain_us == 2_500_000
+    assert loan.drained_at - loan.stop_admit_at == timedelta(microseconds=loan.drain_us)
+    assert loan.last_token_at - loan.stop_admit_at == timedelta(seconds=1.7)
+    assert loan.lent_at <= loan.stop_admit_at <= loan.home_at
+
+
+@pytest.mark.parametrize("instants", [
+    {"stop_admit_us": 1, "last_token_us": 2, "home_us": 3},
+    {"stop_admit_us": 2**62, "last_token_us": None, "home_us": 2**62 + 5},
+    {"stop_admit_us": None, "last_token_us": None, "home_us": None},
+    "out of order",
+])  # fmt: skip
+def test_instants_that_cannot_be_are_not_measured(busy: Band, instants, monkeypatch):
+    """A wrong clock is no reason for a wrong figure, nor for a tick that fails."""
+    if instants == "out of order":
+        now_us = to_us(busy.now)
+        instants = {"stop_admit_us": now_us, "last_token_us": now_us - 1, "home_us": now_us + 1}
+    monkeypatch.setattr(Drain, "instants", lambda self, now: instants)
+    busy.until_lent()
+    busy.waits_us = [250_000] * 20
+    busy.step(2)
+    loan = Lend.objects.get()
+    assert loan.home_at is not None
+    assert (loan.stop_admit_at, loan.last_token_at, loan.drained_at, loan.drain_us) == (None, None, None, None)
+    claim = queries.week_review(busy.pool, busy.now).claim
+    assert (claim.measured, claim.unmeasured) == (0, ("f1 under fence 1",))
 
 
 def breach(band: Band, reason: str) -> None:
@@ -145,6 +170,9 @@ def test_a_drain_past_its_bound_is_cancelled_then_overdue_then_home(busy: Band):
     busy.step(1)
     assert busy.grant("f1").state == "home"
     assert Lend.objects.get().overdue
+    review = queries.week_review(busy.pool, busy.now)
+    assert review.overdue == 1, "counted"
+    assert (review.claim.measured, review.claim.overdue) == (0, ("f1 under fence 1",)), "and left out by name"
     states = SlotInterval.objects.filter(slot=busy.slots["f1"]).order_by("started_at").values_list("state", flat=True)
     assert list(states) == ["home", "lent", "draining", "cancelling", "overdue", "home"]
 

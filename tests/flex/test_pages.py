@@ -6,6 +6,7 @@ from datetime import timedelta
 
 import pytest
 from django.urls import reverse
+from django.utils import timezone
 
 from controlplane.fleet.models import Pool
 from controlplane.flex import queries
@@ -139,3 +140,22 @@ def test_the_band_now_in_few_queries(busy: Band, django_assert_max_num_queries):
         band = queries.band(busy.pool.pk)
     lent = next(slot for slot in band if slot.name == "f1")
     assert (lent.state, lent.owner_class, lent.fence, lent.reason) == ("lent", "bulk", 1, "lend")
+
+
+def test_each_loan_shows_its_measured_way_home(busy: Band, people):
+    busy.until_lent()
+    busy.waits_us = [250_000] * 20
+    busy.step(2)
+    Lend.objects.update(lent_at=timezone.now() - timedelta(minutes=1))  # the band's clock runs ahead of the page's
+    loan = Lend.objects.get()
+    page = people["viewer"].get(reverse("flex-pool", args=[busy.pool.slug])).content.decode()
+    assert "1,700" in page and "2,500" in page and "1 of 1, slowest 2,500 ms" in page
+    recalled = people["viewer"].get(reverse("flex-decision", args=[loan.recall_decision_id])).content.decode()
+    assert "Its loans" in recalled and "1,700" in recalled and "2,500" in recalled
+    (row,) = people["viewer"].get("/api/v1/flex/loans/", {"pool": busy.pool.slug}).json()["results"]
+    assert (row["slot"], row["fence"], row["drain_us"], row["overdue"]) == ("f1", 1, 2_500_000, False)
+    assert row["stop_admit_at"] < row["last_token_at"] < row["drained_at"]
+    assert people["viewer"].get("/api/v1/flex/loans/", {"pool": "nowhere"}).json()["results"] == []
+    Lend.objects.update(overdue=True)
+    page = people["viewer"].get(reverse("flex-pool", args=[busy.pool.slug])).content.decode()
+    assert "f1 under fence 1 (overdue)" in page
