@@ -3,8 +3,9 @@
 from dataclasses import asdict
 from typing import Any
 
-from django.http import Http404
+from django.http import Http404, HttpResponse
 from django.utils import timezone
+from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter, extend_schema
 from rest_framework import mixins, serializers, status
 from rest_framework.decorators import action
@@ -21,6 +22,7 @@ from controlplane.policy.diff import diff
 from controlplane.policy.models import Revision, Rollout
 from controlplane.policy.pages import rollout_page
 from controlplane.policy.queries import configuration_of, drift
+from controlplane.policy.triton_files import triton_file
 from controlplane.web.cursor import CursorPages
 
 
@@ -181,6 +183,15 @@ class RevisionViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, GenericV
         changes = diff(before, Configuration.from_json(revision.configuration), now=timezone.now())
         body = {"before": earlier, "after": revision.number, "changes": [asdict(change) for change in changes]}
         return Response(DiffSerializer(body).data)
+
+    @extend_schema(
+        parameters=[OpenApiParameter("agent", str, description="Only the slots that this agent (its id) runs.")],
+        responses={(200, "text/plain"): OpenApiTypes.STR},
+    )
+    @action(detail=True, methods=["get"], url_path="triton/(?P<pool>[-a-zA-Z0-9_]+)")
+    def triton(self, request: Request, number: str, pool: str) -> HttpResponse:
+        """A pool's blocks of Triton's config.pbtxt: instance_group, rate_limiter and dynamic_batching."""
+        return triton_file(self.get_object(), pool, agent=request.query_params.get("agent", ""))
 
     @extend_schema(responses=RolloutSerializer)
     @action(detail=True, methods=["get"])

@@ -9,6 +9,7 @@ urlpatterns = [
     path("policy/review/", views.review_page, name="policy-review"),
     path("policy/drift/", views.drift_page, name="policy-drift"),
     path("policy/revisions/<int:number>/", views.revision_page, name="policy-revision"),
+    path("policy/revisions/<int:number>/triton/<slug:pool>/", views.triton_config, name="policy-triton"),
     path("policy/revisions/<int:number>/rollback/", views.rollback_page, name="policy-rollback"),
     path("policy/rollouts/<int:number>/", views.rollout_view, name="rollout"),
 ]

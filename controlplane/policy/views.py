@@ -14,6 +14,7 @@ from controlplane.policy.forms import PushForm, ReasonForm, take_errors
 from controlplane.policy.models import Revision, Rollout
 from controlplane.policy.pages import review, revision_rows, rollout_page
 from controlplane.policy.queries import AgentDrift, drift, latest_revision
+from controlplane.policy.triton_files import triton_file, triton_links
 from controlplane.tenants.access import may, requires
 from controlplane.web.pagination import BadCursor, keyset_page
 
@@ -91,6 +92,12 @@ def revision_page(request: HttpRequest, number: int) -> HttpResponse:
     return _revision(request, _revision_or_404(number), ReasonForm())
 
 
+@requires("policy.read")
+def triton_config(request: HttpRequest, number: int, pool: str) -> HttpResponse:
+    """A pool's blocks of config.pbtxt as a file."""
+    return triton_file(_revision_or_404(number), pool, agent=request.GET.get("agent", ""))
+
+
 @requires("policy.read", write="policy.rollback")
 def rollback_page(request: HttpRequest, number: int) -> HttpResponse:
     target = _revision_or_404(number)
@@ -154,6 +161,7 @@ def _revision(request: HttpRequest, revision: Revision, form: ReasonForm, status
         "groups": groups(changes),
         "latest": latest,
         "is_latest": latest is not None and latest.number == revision.number,
+        "triton": triton_links(content),
         "undo_groups": groups(undo),
         "undo_tally": tally(undo),
         "form": form,

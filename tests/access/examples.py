@@ -25,6 +25,7 @@ from controlplane.flex.models import Decision, Lend
 from controlplane.jobs.models import Job
 from controlplane.ledger import rates
 from controlplane.ledger.models import AttributionInterval
+from controlplane.policy.compile import compile_configuration
 from controlplane.policy.models import Revision, Rollout
 from controlplane.tenants import key_actions
 from controlplane.tenants.models import ApiKey, Member, Tenant
@@ -163,9 +164,11 @@ def job(owner: str) -> UUID:
 
 
 def revision(owner: str) -> int:
+    pool(owner)
     found = Revision.objects.first() or Revision.objects.create(
         created_at=factories.NOW, created_by="ada", reason="first", digest="0" * 64,
-        configuration={"schema": 1, "pools": {}}, not_before=factories.NOW, accept_until=factories.NOW,
+        configuration=compile_configuration(factories.NOW).to_json(), not_before=factories.NOW,
+        accept_until=factories.NOW,
     )  # fmt: skip
     return found.pk
 
@@ -208,10 +211,12 @@ ARGUMENTS: dict[tuple[str, str], Maker] = {
     ("requests/", "request_id"): request_id,
     ("api/v1/requests/", "request_id"): request_id,
     ("policy/revisions/", "number"): rollout,
+    ("policy/revisions/", "pool"): pool,
     ("policy/rollouts/", "number"): rollout,
     ("flex/slots/", "slot_id"): flex_slot,
     ("flex/decisions/", "decision_id"): decision,
     ("api/v1/policy/revisions/", "number"): rollout,
+    ("api/v1/policy/revisions/", "pool"): pool,
     ("api/v1/flex/decisions/", "pk"): decision,
     ("api/v1/flex/slots/", "pk"): flex_slot,
     ("api/v1/flex/loans/", "pk"): loan,
