@@ -61,6 +61,8 @@ def _bytes_of(texts: set[str]) -> set[bytes]:
 def uncharge(records: Records, positions: Sequence[int]) -> None:
     """Takes the charges off records: what they used is repeated work."""
     if positions:
+        # a single record is a view of the bytes it was packed in
+        records.integers = np.require(records.integers, requirements="W")
         records.rows("charge_prompt_nanos", "charge_gpu_nanos")[:, positions] = 0
         records.column("flags")[positions] |= FLAG_NOT_CHARGED
 

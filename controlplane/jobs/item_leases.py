@@ -167,14 +167,16 @@ def _serve(cursor: Cursor[Any], agent_id: int, jobs: Sequence[Leasable], now: da
     epoch, pool_id, class_id, room, room_gpu_us, through, free = row
     held, pending = _holding(cursor, agent_id, epoch, through)
     wanted = min(room - pending, ITEMS_PER_ANSWER - pending)
-    claimed = 0
+    claimed = share = 0
     if wanted > 0 and jobs:
-        wanted = _share(cursor, pool_id, class_id, agent_id, wanted, sum(job.unfinished for job in jobs), now)
-        claimed = _claim(cursor, agent_id, epoch, jobs, wanted, room_gpu_us, now)
-    if claimed or held or free != max(0, room - pending):
+        waiting = sum(job.unfinished for job in jobs) - held
+        share = _share(cursor, pool_id, class_id, agent_id, wanted, waiting, now)
+        claimed = _claim(cursor, agent_id, epoch, jobs, share, room_gpu_us, now)
+    # who had its share of too little asks for no more until its next report
+    left = max(0, wanted - claimed) if share == wanted or not jobs else 0
+    if claimed or held or free != left:
         cursor.execute(
-            "UPDATE jobs_itemholder SET held = %s, free = %s WHERE agent_id = %s",
-            (held + claimed, max(0, room - pending - claimed), agent_id),
+            "UPDATE jobs_itemholder SET held = %s, free = %s WHERE agent_id = %s", (held + claimed, left, agent_id)
         )
     leased = _list(cursor, agent_id, epoch, through, now) if pending + claimed else Leased()
     if held:
@@ -194,19 +196,19 @@ def _holding(cursor: Cursor[Any], agent_id: int, epoch: int, through: int) -> tu
 
 
 def _share(
-    cursor: Cursor[Any], pool_id: int, class_id: int, agent_id: int, wanted: int, unfinished: int, now: datetime
+    cursor: Cursor[Any], pool_id: int, class_id: int, agent_id: int, wanted: int, open_items: int, now: datetime
 ) -> int:
     """How many of the waiting items are this agent's: all it wants while there is enough for every agent's room, else
-    its part of them in proportion to its room.
+    its part of them in proportion to its room. `open_items` are those that this agent does not hold.
     """
     row = cursor.execute(
-        "SELECT coalesce(sum(free) FILTER (WHERE agent_id <> %s), 0), coalesce(sum(held), 0) FROM jobs_itemholder"
-        " WHERE pool_id = %s AND class_id = %s AND seen_at > %s",
-        (agent_id, pool_id, class_id, now - timedelta(seconds=SILENT_S)),
+        "SELECT coalesce(sum(free), 0), coalesce(sum(held), 0) FROM jobs_itemholder"
+        " WHERE pool_id = %s AND class_id = %s AND seen_at > %s AND agent_id <> %s",
+        (pool_id, class_id, now - timedelta(seconds=SILENT_S), agent_id),
     ).fetchone()
     assert row is not None
     others, held = row
-    waiting = max(0, unfinished - held)
+    waiting = max(0, open_items - held)
     if waiting >= wanted + others:
         return wanted
     return min(wanted, -(-waiting * wanted // (wanted + others)) or 1)

@@ -86,8 +86,19 @@ def _lapse_chunk(now: datetime) -> int:
                 reasons,
             ),
         )
+        _let_go(cursor, Counter(row[7] for row in rows))
         _count(cursor, [(row[1], each.state) for row, each in zip(rows, after, strict=True)], now)
     return len(rows)
+
+
+def _let_go(cursor: SqlCursor, lapsed: Counter[int]) -> None:
+    agents = sorted(lapsed)
+    cursor.execute("SELECT 1 FROM jobs_itemholder WHERE agent_id = ANY(%s) ORDER BY agent_id FOR UPDATE", (agents,))
+    cursor.execute(
+        "UPDATE jobs_itemholder h SET held = greatest(0, h.held - r.n) FROM unnest(%s::int[], %s::int[]) AS r (id, n)"
+        " WHERE h.agent_id = r.id",
+        (agents, [lapsed[agent] for agent in agents]),
+    )
 
 
 _COUNT_SQL = """
