@@ -23,7 +23,7 @@ from controlplane.agent.key_rotation import KeyRotation
 from controlplane.agent.lease_desk import LeaseDesk
 from controlplane.agent.options import Options
 from controlplane.agent.policy_state import LiveList, PolicyState, Trust
-from controlplane.agent.reporting import cut_last_report, cut_report, recut
+from controlplane.agent.reporting import cut_last_report, cut_report, name_lost, recut
 from controlplane.agent.spool import EpochSpool, StoredReport
 from controlplane.agent.spool_store import SpoolStore
 from controlplane.agent.version import SOFTWARE
@@ -163,6 +163,7 @@ class Control:
             current = [] if self.store.current is None else [self.store.current]
             epochs = [spool.epoch for spool in (*old, *current)]
             message = Hello(software=SOFTWARE, boot_id=boot_id(), spooled_epochs=epochs, address=self.options.address)
+            sent_us = self.engine.clock.now_us()
             try:
                 helloed = await self.client.hello(message)
                 break
@@ -174,6 +175,7 @@ class Control:
             except Unreachable as error:
                 failures += 1
                 await self._trouble(f"no hello: {error}", failures)
+        self.engine.clock.compare(sent_us, helloed.server_time_us)
         self.reachable, self.trouble = True, ""
         self.identity = identities.remember_hello(self.options.state_dir, self.identity, helloed)
         self.engine.agent_id = helloed.agent_id
@@ -185,7 +187,7 @@ class Control:
             if spool is not None:
                 spool.accept(seq, now_us)
         before = self.store.current
-        if before is not None and not before.gap:
+        if before is not None:
             # What was counted under the epoch so far is told under it, or both epochs would tell it.
             self._cut(before)
         self.engine.start(self.store.begin(helloed.epoch, now_us))
@@ -226,7 +228,12 @@ class Control:
         try:
             failures = 0
             while True:
-                sent = await self._turn()
+                try:
+                    sent = await self._turn()
+                except OSError as error:
+                    # The disk: what was cut stays in memory until it can be written.
+                    self._lost_touch(f"reports cannot be written down: {error}")
+                    sent = False
                 failures = 0 if sent else failures + 1
                 if not sent:
                     await asyncio.sleep(backoff_s(failures))
@@ -240,7 +247,7 @@ class Control:
     async def _turn(self) -> bool:
         """Send the oldest report that is not accepted, cutting one when there is none; True when it was taken."""
         spool = self._current()
-        if spool.gap or self._hello_due:
+        if self._hello_due:
             await self._hello()
             return True
         if not spool.state.reports:
@@ -250,7 +257,7 @@ class Control:
             self._cut(spool)
         await asyncio.get_running_loop().run_in_executor(None, spool.sync)
         self._tidy()
-        return await self._send(spool, spool.state.reports[0])
+        return await self._send(spool, spool.state.reports[0]) if spool.state.reports else True
 
     def _current(self) -> EpochSpool:
         spool = self.store.current
@@ -290,6 +297,7 @@ class Control:
             return False
         except Refused as refused:
             return self._refused(spool, report, refused)
+        self.engine.clock.compare(sent_us, answer.server_time_us)
         self.reachable, self.trouble = True, ""
         now_us = self.engine.clock.now_us()
         spool.accept(max(answer.accepted_through, report.seq), now_us)
@@ -300,7 +308,7 @@ class Control:
 
     def _lost_touch(self, text: str) -> None:
         if self.reachable:
-            log.warning("the control plane is out of reach, working on with the last policy: %s", text)
+            log.warning("cut off from the control plane, working on with the last policy: %s", text)
         self.reachable, self.trouble = False, text
 
     def _refused(self, spool: EpochSpool, report: StoredReport, refused: Refused) -> bool:
@@ -348,14 +356,17 @@ class Control:
         if expected > spool.state.last_seq:
             spool.accept(spool.state.last_seq, now_us)
             return True
-        if expected <= spool.state.accepted_through:
+        state = spool.state
+        if expected <= state.accepted_through:
             # The control plane was restored from a backup: it gets again what it lost.
-            if spool.state.rewind(expected):
-                log.warning("resending from report %d of epoch %d", expected, spool.epoch)
-                return True
-            log.critical("report %d of epoch %d is asked for and not kept any more", expected, spool.epoch)
-            return False
-        spool.accept(expected - 1, now_us)
+            first = state.rewind(expected)
+            log.warning("resending from report %d of epoch %d", first, spool.epoch)
+        else:
+            spool.accept(expected - 1, now_us)
+            first = state.reports[0].seq if state.reports else expected
+        if first > expected and state.reports:
+            log.critical("reports %d to %d of epoch %d are lost: saying so", expected, first - 1, spool.epoch)
+            name_lost(spool, state.reports[0], expected, now_us)
         return True
 
     # -- what an answer brings -----------------------------------------------------------------------------------------
@@ -417,7 +428,11 @@ class Control:
             if not spools:
                 await asyncio.sleep(1.0)
                 continue
-            sent = await self._send_old(spools[0])
+            try:
+                sent = await self._send_old(spools[0])
+            except OSError as error:
+                self._lost_touch(f"reports cannot be written down: {error}")
+                sent = False
             failures = 0 if sent else failures + 1
             if not sent:
                 await asyncio.sleep(backoff_s(failures))
@@ -456,10 +471,14 @@ class Control:
         self._stopping = True
         await self.keys.end()
         spool = self.store.current
-        if spool is None or spool.gap:
+        if spool is None:
             return
-        cut_report(self.engine, spool, self.policy, self.live, seal=True)
-        spool.sync()
+        try:
+            cut_report(self.engine, spool, self.policy, self.live, seal=True)
+            spool.sync()
+        except OSError as error:
+            log.critical("the last report cannot be written down: %s", error)
+            return
         loop = asyncio.get_running_loop()
         until = loop.time() + within_s
         while spool.state.reports and loop.time() < until:

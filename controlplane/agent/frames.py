@@ -1,4 +1,8 @@
-"""Framing of the journal: length and CRC-32 before every entry, so that a file cut off at any byte reads clean."""
+"""Framing of the journal: length and CRC-32 before every entry, so that a file cut off at any byte reads clean.
+
+The checksum begins with the place in the file: bytes that stand somewhere else than they were written, such as an end
+that is there twice, do not hold. Nor does an end of zeros, which a file system may leave where power was lost.
+"""
 
 import struct
 import zlib
@@ -8,9 +12,9 @@ HEADER = struct.Struct("<II")
 FRAME_BYTES_MAX = 64 * 1024 * 1024
 
 
-def header(payload: bytes) -> bytes:
-    """What stands before an entry in the file."""
-    return HEADER.pack(len(payload), zlib.crc32(payload))
+def header(payload: bytes, at: int) -> bytes:
+    """What stands before an entry; `at` is the place of the header in the file."""
+    return HEADER.pack(len(payload), zlib.crc32(payload, at + 1))
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,7 @@ def read_frames(data: bytes) -> FramesRead:
         if length > FRAME_BYTES_MAX or end > len(data):
             break
         payload = data[start:end]
-        if zlib.crc32(payload) != crc:
+        if zlib.crc32(payload, at + 1) != crc:
             break
         entries.append((start, payload))
         at = end

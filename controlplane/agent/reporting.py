@@ -16,7 +16,7 @@ from controlplane.agent.policy_state import LiveList, PolicyState
 from controlplane.agent.refusal_log import RefusalLog
 from controlplane.agent.spool import EpochSpool, StoredReport
 from controlplane.core.reasons import Outcome
-from controlplane.wire.report import LAYOUT, DecisionSample, Report, SlotMeter, SlotUsage, UsageRow
+from controlplane.wire.report import LAYOUT, DecisionSample, LostReports, Report, SlotMeter, SlotUsage, UsageRow
 
 RECORDS_MAX: Final = 8_000
 """Rows of one report."""
@@ -83,6 +83,7 @@ def _cut_once(engine: Engine, spool: EpochSpool, policy: PolicyState, live: Live
         refused_revision=policy.refused_revision,
         refused_reason=policy.refused_reason,
         seal=seal,
+        clock=engine.clock.offset.reading(),
     )
     whole = len(records) == len(spool.state.closed)
     body = _encode(report)
@@ -151,6 +152,14 @@ def recut(spool: EpochSpool, stored: StoredReport, now_us: int) -> bool:
     carried = min(stored.records, len(report.records))
     spool.recut(Recut(report.seq, now_us, carried, report.seal, _encode(report), closed, lost))
     return True
+
+
+def name_lost(spool: EpochSpool, stored: StoredReport, first_seq: int, now_us: int) -> None:
+    """Make a report say that those from `first_seq` up to it are lost for good. Its number stays."""
+    report = msgspec.json.decode(spool.body_of(stored), type=Report)
+    records = spool.records_lost(first_seq, stored.seq)
+    report = msgspec.structs.replace(report, lost=LostReports(first_seq, -1 if records is None else records))
+    spool.recut(Recut(stored.seq, now_us, stored.records, stored.seal, _encode(report), [], []))
 
 
 def cut_last_report(spool: EpochSpool, now_us: int) -> None:

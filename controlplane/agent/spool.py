@@ -8,6 +8,8 @@ An epoch is a directory of segments. A segment begins with all that is still ope
 matter for their reports alone; they go 24 h after the last of those was accepted.
 """
 
+import contextlib
+import logging
 import os
 from collections import deque
 from collections.abc import Iterator
@@ -34,6 +36,8 @@ from controlplane.agent.journal_entries import (
     decode,
     encode,
 )
+
+log = logging.getLogger(__name__)
 
 SEGMENT_BYTES = 16 * 1024 * 1024
 KEEP_ACCEPTED_US = 24 * 3_600_000_000
@@ -130,14 +134,15 @@ class SpoolState:
         """Whether more rows than that wait for a report."""
         return len(self.closed) > records
 
-    def rewind(self, seq: int) -> bool:
-        """Make `seq` the next to send, as a restored control plane asks; False when it is not kept any more."""
-        if not any(report.seq == seq for report in (*self.accepted, *self.reports)):
-            return False
+    def rewind(self, seq: int) -> int:
+        """Make `seq` the next to send, as a restored control plane asks, or the first after it that is kept.
+
+        Returns the number of that one; without any that is kept, the one that comes next.
+        """
         while self.accepted and self.accepted[-1].seq >= seq:
             self.reports.appendleft(self.accepted.pop())
         self.accepted_through = seq - 1
-        return True
+        return self.reports[0].seq if self.reports else self.last_seq + 1
 
     def accept(self, seq: int) -> None:
         self.accepted_through = max(self.accepted_through, seq)
@@ -162,8 +167,8 @@ class EpochSpool:
         self._written = size
         self._dirty = False
         self.records_accepted = 0
-        self.gap = False
-        """Reports of this epoch were given up, so that nothing after them can be accepted."""
+        self._dropped: dict[int, int] = {}
+        """Records of the reports that were given up for want of space, by number."""
         self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
     @classmethod
@@ -198,9 +203,11 @@ class EpochSpool:
                 state.take(decode(payload), path, offset, len(payload))
             size, heard_us = read.valid_bytes, path.stat().st_mtime_ns // 1000
             if read.valid_bytes < len(data):
-                with path.open("r+b") as file:
-                    file.truncate(read.valid_bytes)
-                    os.fsync(file.fileno())
+                log.warning("%s: %d bytes after its last whole entry", path, len(data) - read.valid_bytes)
+                if path == paths[-1]:
+                    with path.open("r+b") as file:
+                        file.truncate(read.valid_bytes)
+                        os.fsync(file.fileno())
         segment = int(paths[-1].stem) if paths else 1
         return cls(directory, epoch, state, segment, size, heard_us)
 
@@ -214,7 +221,7 @@ class EpochSpool:
             state.take_closed(entry)
         else:
             state.take(entry, self._path, self._written + HEADER.size, size)
-        self._buffer += (header(payload), payload)
+        self._buffer += (header(payload, self._written), payload)
         self._written += HEADER.size + size
 
     def flush(self) -> None:
@@ -239,7 +246,11 @@ class EpochSpool:
     def sync(self) -> None:
         """Make everything flushed durable; blocks for the disk, so the shell calls it in a thread."""
         self._dirty = False
-        os.fdatasync(self._descriptor)
+        try:
+            os.fdatasync(self._descriptor)
+        except OSError:
+            self._dirty = True
+            raise
 
     def cut(self, report: Cut) -> None:
         """Write a report down before it is sent, and begin a new segment when this one is full."""
@@ -275,7 +286,9 @@ class EpochSpool:
         self.records_accepted += sum(report.records for report in reports if report.seq <= seq)
         if seq > self.state.accepted_through or (reports and reports[0].seq <= seq):
             self.append(Accepted(seq, now_us))
-            self.flush()
+            with contextlib.suppress(OSError):
+                # Stays buffered; without it reports are sent again, which counts nothing twice.
+                self.flush()
 
     def seal(self, now_us: int, reason: str = "") -> None:
         """Nothing of this epoch is sent again."""
@@ -299,11 +312,10 @@ class EpochSpool:
 
     def _rotate(self, now_us: int) -> None:
         os.fdatasync(self._descriptor)
+        path = self.directory / f"{self._segment + 1:06d}.log"
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.close(self._descriptor)
-        self._segment += 1
-        self._path = self.directory / f"{self._segment:06d}.log"
-        self._written = 0
-        self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self._segment, self._path, self._descriptor, self._written = self._segment + 1, path, descriptor, 0
         self._begin_segment(now_us)
         self.drop_accepted(now_us)
 
@@ -326,16 +338,22 @@ class EpochSpool:
     def drop_oldest_unaccepted(self, bytes_max: int) -> list[int]:
         """Give up the oldest unaccepted reports until the epoch's size is under a bound; returns their numbers.
 
-        After that the epoch cannot be continued: its control plane waits for the first of them.
+        The first report that is left tells the control plane of it when that asks for one of them.
         """
         lost: list[int] = []
         while self.size_bytes() > bytes_max and self.state.reports and self.state.reports[0].path != self._path:
             path = self.state.reports[0].path
-            lost += [report.seq for report in self.state.reports if report.path == path]
+            dropped = [report for report in self.state.reports if report.path == path]
+            lost += [report.seq for report in dropped]
+            self._dropped.update((report.seq, report.records) for report in dropped)
             self.state.reports = deque(report for report in self.state.reports if report.path != path)
             path.unlink(missing_ok=True)
-        self.gap = self.gap or bool(lost)
         return lost
+
+    def records_lost(self, first_seq: int, until_seq: int) -> int | None:
+        """Records in reports that were given up, `until_seq` not among them; None when a process before this did it."""
+        lost = [self._dropped.get(seq) for seq in range(first_seq, until_seq)]
+        return None if None in lost else sum(count for count in lost if count is not None)
 
     def size_bytes(self) -> int:
         return sum(path.stat().st_size for path in self.directory.glob("*.log"))

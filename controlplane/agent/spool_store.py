@@ -13,10 +13,14 @@ from controlplane.agent.spool import KEEP_ACCEPTED_US, EpochSpool, epoch_directo
 log = logging.getLogger(__name__)
 
 DEFAULT_BYTES_MAX: Final = 4 * 1024**3
+DROPPED_NAMED_MAX: Final = 50
 
 
 class SpoolStore:
-    """Current and old epochs. Bounded: past `bytes_max` the oldest reports go, and what went is named."""
+    """Current and old epochs. Bounded: past `bytes_max` the oldest reports go, and what went is named.
+
+    The newest segment of each epoch always stays, so that the control plane hears of what went.
+    """
 
     def __init__(self, root: Path, *, bytes_max: int = DEFAULT_BYTES_MAX) -> None:
         self.root = root
@@ -24,7 +28,8 @@ class SpoolStore:
         self.current: EpochSpool | None = None
         self.old: dict[int, EpochSpool] = {}
         self.dropped: list[str] = []
-        """What was lost for want of space, in words."""
+        """What was lost for want of space since the start, in words; the last ones."""
+        self.reports_dropped = 0
 
     def recover(self) -> None:
         """Open what earlier processes left."""
@@ -68,23 +73,33 @@ class SpoolStore:
                 return
             if spool.state.sealed is not None:
                 self._remove(epoch)
-        if self.current is not None:
-            self.current.drop_accepted(now_us, keep_us=0)
+        spools = [spool for _, spool in sorted(self.old.items())] + ([self.current] if self.current is not None else [])
+        for spool in spools:
+            spool.drop_accepted(now_us, keep_us=0)
+        for spool in spools:
+            over = self.size_bytes() - self.bytes_max
+            if over > 0:
+                self._name_lost(spool, spool.drop_oldest_unaccepted(spool.size_bytes() - over))
+        # What is left of an epoch is one segment: there must be very many epochs for this.
         for epoch, spool in sorted(self.old.items()):
             if self.size_bytes() <= self.bytes_max:
                 return
             state = spool.state
             first = state.reports[0].seq if state.reports else state.last_seq + 1
+            self.reports_dropped += len(state.reports)
             self._name_dropped(f"epoch {epoch}: reports {first} to {state.last_seq} and {len(state.closed)} records")
             self._remove(epoch)
-        if self.current is not None and self.size_bytes() > self.bytes_max:
-            lost = self.current.drop_oldest_unaccepted(self.bytes_max)
-            if lost:
-                self._name_dropped(f"epoch {self.current.epoch}: reports {lost[0]} to {lost[-1]}")
+
+    def _name_lost(self, spool: EpochSpool, lost: list[int]) -> None:
+        if lost:
+            self.reports_dropped += len(lost)
+            records = spool.records_lost(lost[0], lost[-1] + 1)
+            with_records = "" if records is None else f" with {records} records"
+            self._name_dropped(f"epoch {spool.epoch}: reports {lost[0]} to {lost[-1]}{with_records}")
 
     def _name_dropped(self, what: str) -> None:
-        self.dropped.append(what)
-        log.critical("the spool is over %d bytes: dropped %s; an admin has to write this off", self.bytes_max, what)
+        self.dropped = [*self.dropped[1 - DROPPED_NAMED_MAX :], what]
+        log.critical("the spool is over %d bytes: dropped %s; they are lost", self.bytes_max, what)
 
     def _remove(self, epoch: int) -> None:
         spool = self.old.pop(epoch)

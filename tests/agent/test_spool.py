@@ -1,5 +1,7 @@
 """The journal at every byte at which a process can be killed."""
 
+import errno
+import resource
 import shutil
 
 import msgspec
@@ -35,9 +37,16 @@ def report_of(spool: EpochSpool) -> Report:
     return msgspec.json.decode(spool.body_of(spool.state.reports[-1]), type=Report)
 
 
+def framed(payloads: list[bytes]) -> bytes:
+    data = b""
+    for payload in payloads:
+        data += header(payload, len(data)) + payload
+    return data
+
+
 def test_frames_survive_a_cut_at_every_byte():
     payloads = [b"", b"a", b"bb" * 40, bytes(range(256))]
-    data = b"".join(header(payload) + payload for payload in payloads)
+    data = framed(payloads)
     ends = [sum(8 + len(payload) for payload in payloads[: n + 1]) for n in range(len(payloads))]
     for cut in range(len(data) + 1):
         read = read_frames(data[:cut])
@@ -47,7 +56,7 @@ def test_frames_survive_a_cut_at_every_byte():
 
 
 def test_a_flipped_bit_ends_the_reading_there():
-    data = bytearray(b"".join(header(word) + word for word in (b"one", b"two")))
+    data = bytearray(framed([b"one", b"two"]))
     data[8 + 3 + 9] ^= 1
     assert [payload for _, payload in read_frames(bytes(data)).entries] == [b"one"]
 
@@ -132,7 +141,7 @@ def test_reports_are_kept_as_exact_bytes_until_accepted(tmp_path):
     spool.close()
     spool = EpochSpool.reopen(tmp_path, 1)
     assert [report.seq for report in spool.state.reports] == [2]
-    assert spool.state.rewind(1), "a restored control plane gets an accepted report again"
+    assert spool.state.rewind(1) == 1, "a restored control plane gets an accepted report again"
     assert [spool.body_of(report) for report in spool.state.reports] == bodies
     spool.close()
 
@@ -238,6 +247,130 @@ def test_past_its_bound_the_spool_names_what_it_drops(tmp_path, monkeypatch):
         spool.cut(Cut(seq, NOW_US, 0, False, b"x" * 900))
     store.tidy(NOW_US)
     assert store.size_bytes() <= 6_000
-    assert spool.gap
-    assert store.dropped and store.dropped[0].startswith("epoch 1: reports 1 to ")
+    assert spool.state.reports[0].seq == store.reports_dropped + 1 > 1
+    assert store.dropped == [f"epoch 1: reports 1 to {store.reports_dropped} with 0 records"]
+    store.close()
+
+
+@pytest.mark.parametrize("zeros", [1, 8, 64, 5_000])
+def test_zeros_after_a_loss_of_power_are_no_entries(tmp_path, zeros):
+    """A file system may have made the file longer and not written what was in it."""
+    spool = EpochSpool.create(tmp_path, 1, NOW_US)
+    spool.append(opened("r1"))
+    spool.append(closed("r1"))
+    spool.flush()
+    spool.close()
+    path = epoch_directory(tmp_path, 1) / "000001.log"
+    whole = path.read_bytes()
+    for cut in (len(whole), len(whole) - 3):
+        path.write_bytes(whole[:cut] + bytes(zeros))
+        again = EpochSpool.reopen(tmp_path, 1)
+        assert len(again.state.closed) == (cut == len(whole))
+        again.append(opened("r2"))
+        again.close()
+        third = EpochSpool.reopen(tmp_path, 1)
+        assert "r2" in third.state.opened, "what is written after it is read"
+        third.close()
+
+
+def test_an_end_that_is_there_twice_counts_once(tmp_path):
+    """Each possible tail of the file, written a second time behind it."""
+    spool = EpochSpool.create(tmp_path, 1, NOW_US)
+    spool.append(opened("r1"))
+    spool.append(closed("r1"))
+    spool.cut(Cut(1, NOW_US, 1, False, b"{}"))
+    spool.append(opened("r2"))
+    spool.append(closed("r2"))
+    spool.append(Turned(NOW_US, 1, 1, 45, []))
+    spool.flush()
+    spool.close()
+    path = epoch_directory(tmp_path, 1) / "000001.log"
+    whole = path.read_bytes()
+    for start in range(len(whole)):
+        path.write_bytes(whole + whole[start:])
+        again = EpochSpool.reopen(tmp_path, 1)
+        state = again.state
+        assert [entry.row.request_id for entry in state.closed] == ["r2"]
+        assert (len(state.turned), [report.seq for report in state.reports]) == (1, [1])
+        again.close()
+
+
+def test_damage_before_the_last_segment_is_told_and_left_as_it_is(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("controlplane.agent.spool.SEGMENT_BYTES", 1_000)
+    spool = EpochSpool.create(tmp_path, 1, NOW_US)
+    for seq in (1, 2, 3):
+        spool.cut(Cut(seq, NOW_US, 0, False, b"x" * 1_100))
+    spool.append(opened("r1"))
+    spool.close()
+    path = epoch_directory(tmp_path, 1) / "000002.log"
+    damaged = bytearray(path.read_bytes())
+    damaged[200] ^= 1
+    path.write_bytes(damaged)
+    again = EpochSpool.reopen(tmp_path, 1)
+    assert [report.seq for report in again.state.reports] == [1, 3]
+    assert list(again.state.opened) == ["r1"]
+    assert "000002.log" in caplog.text and path.read_bytes() == damaged
+    again.close()
+
+
+def test_a_file_that_may_not_grow_loses_nothing_that_is_written_later(tmp_path):
+    """The kernel refuses at every byte of the entries, in the middle of a write too."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    spool = EpochSpool.create(tmp_path, 1, NOW_US)
+    refused = 0
+    try:
+        for number in range(60):
+            size = epoch_directory(tmp_path, 1).joinpath("000001.log").stat().st_size
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size + number * 2, hard))
+            spool.append(opened(f"r{number}"))
+            spool.append(closed(f"r{number}"))
+            try:
+                spool.flush()
+            except OSError as error:
+                assert error.errno == errno.EFBIG
+                refused += 1
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+            spool.flush()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert refused == 60
+    spool.close()
+    again = EpochSpool.reopen(tmp_path, 1)
+    assert [entry.row.request_id for entry in again.state.closed] == [f"r{number}" for number in range(60)]
+    again.close()
+
+
+def test_a_segment_that_cannot_be_begun_leaves_the_one_before_in_use(tmp_path, monkeypatch):
+    monkeypatch.setattr("controlplane.agent.spool.SEGMENT_BYTES", 1_000)
+    spool = EpochSpool.create(tmp_path, 1, NOW_US)
+    directory = epoch_directory(tmp_path, 1)
+    (directory / "000002.log").mkdir()
+    with pytest.raises(OSError, match="directory"):
+        spool.cut(Cut(1, NOW_US, 0, False, b"x" * 1_100))
+    spool.append(opened("r1"))
+    spool.flush()
+    (directory / "000002.log").rmdir()
+    spool.cut(Cut(2, NOW_US, 0, False, b"x"))
+    spool.close()
+    again = EpochSpool.reopen(tmp_path, 1)
+    assert [report.seq for report in again.state.reports] == [1, 2] and list(again.state.opened) == ["r1"]
+    again.close()
+
+
+def test_old_epochs_give_up_their_oldest_reports_before_they_go_whole(tmp_path, monkeypatch):
+    monkeypatch.setattr("controlplane.agent.spool.SEGMENT_BYTES", 2_000)
+    store = SpoolStore(tmp_path, bytes_max=9_000)
+    store.recover()
+    for epoch in (1, 2):
+        spool = store.begin(epoch, NOW_US)
+        for seq in range(1, 13):
+            spool.cut(Cut(seq, NOW_US, 2, False, b"x" * 900))
+    store.tidy(NOW_US)
+    assert store.size_bytes() <= 9_000
+    assert store.dropped[0].startswith("epoch 1: reports 1 to ")
+    assert sorted(store.old) == [1], "its last report is still to come: it tells of those that are lost"
+    state = store.old[1].state
+    first = state.reports[0].seq if state.reports else state.last_seq + 1
+    assert store.old[1].records_lost(1, first) == 2 * (first - 1)
+    assert store.old[1].records_lost(1, first + 1) is None, "that one is not lost"
     store.close()
