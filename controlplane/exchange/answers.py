@@ -85,7 +85,7 @@ def look(connection: Connection[Any], agents: Sequence[tuple[int, int]], now: da
 
 def _shares(cursor: Cursor[Any], agent_ids: Sequence[int], now: datetime) -> dict[int, list[Share]]:
     shares = shares_for(cursor, agent_ids, now)
-    rates = safe_rate_shares(cursor, agent_ids)
+    rates = safe_rate_shares(cursor, agent_ids, now)
     return {agent_id: [*own, *([rates[agent_id]] if agent_id in rates else [])] for agent_id, own in shares.items()}
 
 

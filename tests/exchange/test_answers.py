@@ -12,7 +12,7 @@ from asgiref.sync import sync_to_async
 from controlplane.budgets.models import Budget, BudgetWindow, Lease
 from controlplane.exchange.database import connection
 from controlplane.exchange.safe_rates import safe_rate_shares
-from controlplane.fleet.models import Agent, Slot, SlotInterval
+from controlplane.fleet.models import Agent, AgentLive, Slot, SlotInterval
 from controlplane.flex.models import Grant
 from controlplane.policy.models import PolicyBundle, Revision, Rollout
 from controlplane.wire import report as wire
@@ -128,7 +128,7 @@ async def test_the_safe_rate_follows_lent_slots_and_is_split_by_slots(app, world
 
     def rates():
         with connection() as held, held.cursor() as cursor:
-            found = safe_rate_shares(cursor, [one.id for one in agents])
+            found = safe_rate_shares(cursor, [one.id for one in agents], datetime.now(UTC))
         return [found[one.id].requests_per_s for one in agents]
 
     def lend():
@@ -138,6 +138,30 @@ async def test_the_safe_rate_follows_lent_slots_and_is_split_by_slots(app, world
     assert await sync_to_async(rates)() == pytest.approx([24 * 4 / 6, 24 * 2 / 6])
     await sync_to_async(lend)()
     assert await sync_to_async(rates)() == pytest.approx([20 * 4 / 5, 20 * 1 / 5])
+
+
+async def test_slots_of_agents_that_are_silent_or_drain_serve_nobody(app, world):
+    """What the others may admit together is the rate that was tested for the slots that are left."""
+    agents = []
+    for number, slots in enumerate((6, 2)):
+        one = TestAgent(app)
+        await one.enrol(await sync_to_async(world.token)(), f"gpu-{number}", slots)
+        agents.append(one)
+    now = datetime.now(UTC)
+
+    def rate_of_the_first(*, heard: datetime, drains: bool = False) -> float:
+        Agent.objects.filter(pk=agents[1].id).update(drain_requested_at=now if drains else None)
+        AgentLive.objects.update_or_create(
+            agent_id=agents[1].id, defaults={"epoch": 1, "seq": 1, "reported_at": heard, "figures": {}}
+        )
+        with connection() as held, held.cursor() as cursor:
+            return safe_rate_shares(cursor, [agents[0].id], now)[agents[0].id].requests_per_s
+
+    rate = sync_to_async(rate_of_the_first)
+    assert await rate(heard=now - timedelta(seconds=1)) == pytest.approx(24 * 4 / 6)
+    assert await rate(heard=now - timedelta(seconds=5)) == pytest.approx(24 * 4 / 6), "counted for three intervals"
+    assert await rate(heard=now - timedelta(seconds=7)) == pytest.approx(16.0)
+    assert await rate(heard=now, drains=True) == pytest.approx(16.0)
 
 
 async def test_every_grant_of_the_agents_flex_slots_is_answered(agent, world):
