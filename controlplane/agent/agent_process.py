@@ -17,6 +17,7 @@ from controlplane.agent.client import ControlPlane
 from controlplane.agent.clock import Clock
 from controlplane.agent.control import Control
 from controlplane.agent.engine import Engine
+from controlplane.agent.engine_watch import EngineWatch
 from controlplane.agent.errors import AgentError, UsageError
 from controlplane.agent.gateway import HttpFront
 from controlplane.agent.identity import Identity
@@ -69,6 +70,7 @@ class AgentProcess:
         self.backend = make_backend(options)
         self.engine = Engine(clock=clock, backend=self.backend, agent_id=0, state_dir=state_dir)
         self.engine.tracer = make_tracer(options)
+        self.watch = EngineWatch(options.upstream) if options.upstream else None
         self.store = SpoolStore(state_dir / "spool", bytes_max=options.spool_bytes_max)
         self.client = ControlPlane(options.control_plane, identity.key, "", clock.now_us)
         self.control = Control(
@@ -99,6 +101,9 @@ class AgentProcess:
             options.admin_listen.host,
             self.admin_port,
         )
+        if self.watch is not None:
+            self.watch.start()
+            self.engine.readiness.follow(self.watch)
         await self.control.begin()
         self.control.on_trust = self._listen_to_nudges
         self._listen_to_nudges(self.control.trust)
@@ -135,6 +140,8 @@ class AgentProcess:
         await self.front.close()
         await self.admin.close(within_s=0.1)
         await self.backend.close()
+        if self.watch is not None:
+            await self.watch.close()
         await self.client.close()
         self.store.close()
         os.close(self._lock)

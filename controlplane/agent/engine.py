@@ -33,6 +33,7 @@ from controlplane.agent.replies import answer_client, status_of
 from controlplane.agent.rescheduling import build, move, same_shape
 from controlplane.agent.safe_rate import own_safe_rate
 from controlplane.agent.settlement import Settled, closed_row, is_charged, measured, opened_row, settle, stages_of
+from controlplane.agent.slot_readiness import SlotReadiness
 from controlplane.agent.spool import EpochSpool
 from controlplane.agent.tokenless_time import TokenlessTime
 from controlplane.agent.tracing import Tracer
@@ -82,6 +83,7 @@ class Engine:
         self.disk_problem = ""
         self.revision = 0
         self.drain_bound_us = FlexPolicy().drain_bound_us
+        self.readiness = SlotReadiness(self)
         self._model_id = 0
         self._serial = 0
         self._retries = RetryBudget()
@@ -142,7 +144,7 @@ class Engine:
         self.backend.take_policy(document)
         self.flex.configure(own, FlexPolicy(lend_p95_us=flex.lend_p95_ms * 1000, drain_bound_us=self.drain_bound_us))
         self.follow_safe_rate(now_us)
-        self.pump(now_us)
+        self.readiness.apply()
 
     def _take_slots(self, own: list[SlotPolicy], now_us: int) -> None:
         kept: dict[str, AgentSlot] = {}
@@ -330,15 +332,16 @@ class Engine:
         call.closed = True
         now_us = self.clock.now_us()
         attempt, slot, gpu_us = call.attempt, call.slot, 0
+        charged = is_charged(call, outcome)
         if attempt is not None and slot is not None:
             if self.flex.any_draining:
                 self.flex.token_seen(slot.policy.name)
             if outcome is not Outcome.COMPLETED and failure is None:
                 attempt.cancel()
-            gpu_us = slot.metered.end(attempt.serial, now_us, charged=is_charged(call, outcome))
+            gpu_us = slot.metered.end(attempt.serial, now_us, charged=charged)
             if usage is None and attempt.run is not None:
                 usage = attempt.run.usage_so_far()
-        settled = settle(call, outcome, usage, gpu_us)
+        settled = settle(call, usage, gpu_us, charged=charged)
         self._leave_scheduler(call, settled.usage, gpu_us, now_us)
         if call.reservation is not None:
             used = settled.usage.prompt_tokens + settled.usage.output_tokens
@@ -359,7 +362,8 @@ class Engine:
         if attempt is not None:
             attempt.run = None
         self._finishing.append((call, outcome, body, failure))
-        self._flush_soon()
+        if not self._flush_due:
+            self._flush_soon()
         self.pump(now_us)
 
     def _leave_scheduler(self, call: Call, usage: TokenUsage, gpu_us: int, now_us: int) -> None:
@@ -391,10 +395,10 @@ class Engine:
         row = closed_row(
             call,
             call.opened,
-            outcome=outcome,
-            status=status,
-            settled=settled,
-            stages=stages_of(call, now_us),
+            outcome,
+            status,
+            settled,
+            stages_of(call, now_us),
             gpu_us=gpu_us,
             ended_us=now_us,
             slot_id=-1 if slot is None else slot.policy.id,
@@ -424,12 +428,12 @@ class Engine:
         """Journal an entry; it is written at the end of this turn of the loop."""
         if self.spool is not None:
             self.spool.append(entry)
-            self._flush_soon()
+            if not self._flush_due:
+                self._flush_soon()
 
     def _flush_soon(self) -> None:
-        if not self._flush_due:
-            self._flush_due = True
-            self._loop.call_soon(self._flush)
+        self._flush_due = True
+        self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
         """Write the journal, then hand out the last bytes of what ended."""
@@ -471,7 +475,7 @@ class Engine:
                 self.close(call, Outcome.STAGE_TIMEOUT)
         self.desk.expire(now_us)
         self.flex.step()
-        if self.disk_problem:
+        if self.disk_problem and not self._flush_due:
             self._flush_soon()
         self.pump(now_us)
 

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 from controlplane.agent.engine import Engine
 from controlplane.agent.policy_state import LiveList, PolicyState
+from controlplane.agent.readiness import not_ready
 from controlplane.agent.spool_store import SpoolStore
 
 
@@ -27,6 +28,7 @@ def health_details(engine: Engine, store: SpoolStore, control: ControlState) -> 
     slices = engine.leases.slices_nanos(now_us)
     return {
         "ready": engine.ready,
+        "not_ready": not_ready(engine),
         "closed_because": engine.closed_because() or None,
         "control_plane": {
             "reachable": control.reachable,
@@ -39,6 +41,7 @@ def health_details(engine: Engine, store: SpoolStore, control: ControlState) -> 
         "refused_reason": control.policy.refused_reason or None,
         "live_number": control.live.number,
         "live_problem": control.live.problem or None,
+        "inference_server": _server(engine),
         "requests": {
             "offered": engine.offered,
             "present": len(engine.calls),
@@ -59,13 +62,51 @@ def health_details(engine: Engine, store: SpoolStore, control: ControlState) -> 
             "reports_waiting": store.unaccepted_reports,
             "epochs_unsealed": [spool.epoch for spool in store.unsealed()],
             "dropped": store.dropped,
+            "reports_dropped": store.reports_dropped,
         },
+        "clock": _clock(engine),
+        "traces": _traces(engine),
         "slots": {
             name: {
                 "state": slot.state,
                 "running": len(engine.scheduled_slot(name).running),
                 "flex": engine.flex.slots[name].state.value if name in engine.flex.slots else None,
+                "fence": engine.flex.slots[name].grant.fence if name in engine.flex.slots else None,
             }
             for name, slot in sorted(engine.slots.items())
         },
     }
+
+
+def _server(engine: Engine) -> dict[str, Any] | None:
+    """What the server behind `--upstream` says of itself; null is unknown."""
+    watch = engine.readiness.watch
+    if watch is None:
+        return None
+    reading, age_s = watch.reading, watch.reading_age_s
+    return {
+        "state": engine.readiness.state,
+        "why": engine.readiness.why or None,
+        "engine": reading.engine or None,
+        "running": reading.running,
+        "waiting": reading.waiting,
+        "kv_used": reading.kv_used,
+        "figures_age_ms": None if age_s is None else round(age_s * 1000),
+        "figures_failed": watch.failed,
+        "restarts": watch.totals.restarts,
+    }
+
+
+def _clock(engine: Engine) -> dict[str, Any] | None:
+    """This machine's clock minus the control plane's; None is not known."""
+    offset = engine.clock.offset
+    reading = offset.reading()
+    if reading is None:
+        return None
+    return {"offset_us": reading.offset_us, "error_us": reading.error_us, "off": offset.is_off()}
+
+
+def _traces(engine: Engine) -> dict[str, int] | None:
+    """None while tracing is off."""
+    tracer = engine.tracer
+    return None if tracer is None else {"exported": tracer.exported, "dropped": tracer.dropped, "failed": tracer.failed}

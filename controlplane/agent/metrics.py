@@ -12,6 +12,7 @@ from typing import Final
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 
+from controlplane.agent.agent_slot import READY
 from controlplane.agent.engine import Engine
 from controlplane.agent.latency_totals import ClassTotals, Total
 from controlplane.agent.prometheus_histograms import REQUEST_EDGES_S, STAGE_EDGES_S, TOKEN_EDGES_S, TTFT_EDGES_S, family
@@ -46,7 +47,9 @@ class _Page:
         yield from _latencies(engine, native=self._native)
         yield from _queues(engine)
         yield from _slots(engine)
+        yield from _server(engine)
         yield from _spool(self._store)
+        yield from _clock(engine)
         yield from _traces(engine)
 
 
@@ -227,6 +230,48 @@ def _slots(engine: Engine) -> Iterator[Metric]:
     yield gauge("flexband_policy_revision", "Revision in force.", [({}, engine.revision)])
 
 
+def _server(engine: Engine) -> Iterator[Metric]:
+    """The inference server's own figures; a figure that is unknown, or older than 6 s, has no sample."""
+    watch = engine.readiness.watch
+    if watch is None:
+        return
+    reading, totals = watch.reading, watch.totals
+    yield gauge(
+        "flexband_slots_ready",
+        "1 while the inference server takes work, so that slots do; absent without --upstream.",
+        [({}, float(engine.readiness.state == READY))],
+    )
+    yield gauge(
+        "flexband_server_requests",
+        "Requests that the inference server itself counts, by phase.",
+        _known({"phase": "running"}, reading.running) + _known({"phase": "waiting"}, reading.waiting),
+    )
+    yield gauge(
+        "flexband_server_kv_used_ratio",
+        "Share of the KV cache in use, of the fullest engine.",
+        _known({}, reading.kv_used),
+    )
+    yield counter(
+        "flexband_server_tokens_total",
+        "Tokens that the inference server has counted while it was watched, across its restarts.",
+        [
+            sample
+            for name, count in totals.counted.items()
+            for sample in _known({"kind": name.removesuffix("_tokens")}, count)
+        ],
+    )
+    yield counter("flexband_server_restarts_total", "Restarts seen in its figures.", [({}, totals.restarts)])
+    yield counter(
+        "flexband_server_scrapes_failed_total",
+        "Looks at its metrics page that brought nothing, by reason.",
+        [({"reason": reason}, count) for reason, count in watch.failed.items()],
+    )
+
+
+def _known(labels: Mapping[str, str], value: float | None) -> list[tuple[Mapping[str, str], float]]:
+    return [] if value is None else [(labels, value)]
+
+
 def _spool(store: SpoolStore) -> Iterator[Metric]:
     yield counter(
         "flexband_usage_records_total",
@@ -240,6 +285,20 @@ def _spool(store: SpoolStore) -> Iterator[Metric]:
     )
     yield gauge("flexband_spool_bytes", "Size of the spool.", [({}, store.size_bytes())])
     yield gauge("flexband_spool_reports_waiting", "Reports not accepted.", [({}, store.unaccepted_reports)])
+    yield counter(
+        "flexband_reports_dropped_total",
+        "Reports that went for want of space before they were accepted.",
+        [({}, store.reports_dropped)],
+    )
+
+
+def _clock(engine: Engine) -> Iterator[Metric]:
+    reading = engine.clock.offset.reading()
+    yield gauge(
+        "flexband_clock_offset_seconds",
+        "This machine's clock minus the control plane's; absent while it is not known.",
+        [] if reading is None else [({}, reading.offset_us / 1e6)],
+    )
 
 
 def _traces(engine: Engine) -> Iterator[Metric]:

@@ -12,6 +12,7 @@ from controlplane.agent.gateway import HttpExchange
 from controlplane.agent.health import ControlState, health_details
 from controlplane.agent.metrics import render
 from controlplane.agent.one_shot_body import EMBEDDINGS_PATH, is_one_shot
+from controlplane.agent.readiness import expected_wait_us, not_ready
 from controlplane.agent.spool_store import SpoolStore
 
 _encode = msgspec.json.Encoder().encode
@@ -52,11 +53,13 @@ class TenantRoutes:
 
     def _ready(self, exchange: HttpExchange) -> None:
         engine = self._engine
-        if engine.ready:
-            exchange.respond(200, b"ready\n", content_type=b"text/plain")
+        reason = not_ready(engine)
+        if reason is not None:
+            why = engine.closed_because() or f"No slot is ready. {engine.readiness.why}".strip()
+            header = b"x-flexband-not-ready: %b\r\n" % reason.encode()
+            exchange.respond(503, why.encode() + b"\n", header, b"text/plain")
         else:
-            why = engine.closed_because() or "No slot is ready."
-            exchange.respond(503, why.encode() + b"\n", content_type=b"text/plain")
+            exchange.respond(200, b"ready\n", _wait_headers(engine), b"text/plain")
 
 
 class AdminRoutes:
@@ -80,6 +83,16 @@ class AdminRoutes:
 
     def client_gone(self, call: Call) -> None:
         """Nothing runs for an admin request."""
+
+
+def _wait_headers(engine: Engine) -> bytes:
+    """What an interactive request would wait here; none when no slot serves it."""
+    document = engine.registry.document
+    slug = "" if document is None else document.pool.interactive_class
+    wait_us = expected_wait_us(engine, slug, engine.clock.now_us())
+    if wait_us is None:
+        return b""
+    return b"x-flexband-class: %b\r\nx-flexband-estimated-wait-ms: %d\r\n" % (slug.encode(), wait_us // 1000)
 
 
 def _wrong_method(exchange: HttpExchange, allowed: str) -> None:

@@ -1,0 +1,167 @@
+"""Asks the inference server how it is: its health every second, its metrics every two. Bounded in time and size.
+
+Nothing here decides about requests except readiness; figures are for people, and old ones are unknown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import urlsplit
+
+import aiohttp
+
+from controlplane.agent.engine_metrics import EngineReading, EngineTotals, read_page
+from controlplane.agent.slot_readiness import Health
+
+log = logging.getLogger(__name__)
+
+HEALTH_EVERY_S: Final = 1.0
+METRICS_EVERY_S: Final = 2.0
+WITHOUT_METRICS_EVERY_S: Final = 30.0
+"""Between looks at a server that has no metrics page."""
+TIMEOUT_S: Final = 1.0
+STALE_S: Final = 6.0
+PAGE_BYTES_MAX: Final = 4 * 1024 * 1024
+NO_SUCH_PATH: Final = frozenset({404, 405, 501})
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Status and what came of the body; not `whole` when the connection ended before it did."""
+
+    status: int
+    body: bytes
+    whole: bool
+
+
+class PageTooLarge(Exception):
+    """A body over the bound."""
+
+
+class EngineWatch:
+    """One inference server under watch; made and run inside an event loop."""
+
+    def __init__(self, url: str) -> None:
+        base = urlsplit(url)
+        self._base = f"{base.scheme}://{base.netloc}{base.path.rstrip('/').removesuffix('/v1')}"
+        self._loop = asyncio.get_running_loop()
+        self._session: aiohttp.ClientSession | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._read_at_s = -STALE_S
+        self._reading = EngineReading()
+        self.health = Health()
+        self.totals = EngineTotals()
+        self.failed: dict[str, int] = {}
+        """Looks at the metrics page that brought nothing, by reason."""
+        self.on_change: Callable[[], None] = lambda: None
+
+    def start(self) -> None:
+        # Proxies of the environment are not used: the server is named on the command line.
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=4),
+            timeout=aiohttp.ClientTimeout(total=TIMEOUT_S),
+            headers={"accept-encoding": "identity"},
+            auto_decompress=False,
+            trust_env=False,
+        )
+        self._tasks = [self._loop.create_task(self._watch_health()), self._loop.create_task(self._watch_metrics())]
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        for task in self._tasks:
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        if self._session is not None:
+            await self._session.close()
+
+    @property
+    def reading(self) -> EngineReading:
+        """The newest figures; all unknown when they are older than 6 s."""
+        return self._reading if self._loop.time() - self._read_at_s < STALE_S else EngineReading()
+
+    @property
+    def reading_age_s(self) -> float | None:
+        """Age of the newest figures, whatever they are worth; None without any."""
+        return None if self._read_at_s < 0 else self._loop.time() - self._read_at_s
+
+    # -- health --------------------------------------------------------------------------------------------------------
+
+    async def _watch_health(self) -> None:
+        while True:
+            await self.check()
+            await asyncio.sleep(HEALTH_EVERY_S)
+
+    async def check(self) -> None:
+        """Ask once. `/health`; servers that have none are asked for their models."""
+        try:
+            page = await self._get("/health")
+            if page.status in NO_SUCH_PATH:
+                page = await self._get("/v1/models")
+        except aiohttp.ClientConnectorError:
+            self.health.bad(f"nothing listens at {self._base}", proof=True)
+        except (aiohttp.ClientError, TimeoutError, OSError, PageTooLarge) as error:
+            self.health.bad(f"{self._base} did not answer: {_reason(error)}", proof=False)
+        else:
+            if 200 <= page.status < 300:
+                self.health.good()
+            else:
+                self.health.bad(f"{self._base} answers {page.status} when asked for its health", proof=False)
+        self.on_change()
+
+    # -- metrics -------------------------------------------------------------------------------------------------------
+
+    async def _watch_metrics(self) -> None:
+        while True:
+            has_page = await self.scrape()
+            await asyncio.sleep(METRICS_EVERY_S if has_page else WITHOUT_METRICS_EVERY_S)
+
+    async def scrape(self) -> bool:
+        """Look at the metrics page once; False when the server has none."""
+        try:
+            page = await self._get("/metrics")
+        except (aiohttp.ClientError, TimeoutError, OSError, PageTooLarge) as error:
+            self._count_failed(_reason(error))
+            return True
+        if page.status != 200:
+            self._count_failed("status")
+            return page.status not in NO_SUCH_PATH
+        reading = read_page(page.body, whole=page.whole)
+        if not reading.engine:
+            self._count_failed("unreadable")
+            return True
+        self._reading, self._read_at_s = reading, self._loop.time()
+        self.totals.take(reading)
+        return True
+
+    def _count_failed(self, reason: str) -> None:
+        self.failed[reason] = self.failed.get(reason, 0) + 1
+
+    async def _get(self, path: str) -> Page:
+        assert self._session is not None
+        async with self._session.get(self._base + path, allow_redirects=False) as response:
+            parts: list[bytes] = []
+            size, whole = 0, True
+            try:
+                async for part in response.content.iter_any():
+                    size += len(part)
+                    if size > PAGE_BYTES_MAX:
+                        raise PageTooLarge
+                    parts.append(part)
+            except aiohttp.ClientPayloadError:
+                whole = False
+            return Page(response.status, b"".join(parts), whole)
+
+
+def _reason(error: BaseException) -> str:
+    """A closed set: it becomes a label."""
+    if isinstance(error, PageTooLarge):
+        return "too_large"
+    if isinstance(error, TimeoutError):
+        return "timeout"
+    return "refused" if isinstance(error, aiohttp.ClientConnectorError) else "broken"
