@@ -1,7 +1,9 @@
 """The few fields of an OpenAI request that the agent reads; everything else passes through unread."""
 
 import msgspec
-from msgspec import Raw, Struct, field
+from msgspec import Raw, Struct
+
+NOTHING = Raw(b"")
 
 
 class StreamOptions(Struct):
@@ -19,8 +21,8 @@ class ApiBody(Struct):
     """As sent; after `read_body` the outputs that the engine makes in all: those of each prompt times the prompts."""
     best_of: int | None = None
     stream_options: StreamOptions | None = None
-    messages: Raw = field(default_factory=lambda: Raw(b""))
-    prompt: Raw = field(default_factory=lambda: Raw(b""))
+    messages: Raw = NOTHING
+    prompt: Raw = NOTHING
     ignore_eos: bool | None = None
 
 

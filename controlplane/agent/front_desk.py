@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from hashlib import sha256
 from typing import TYPE_CHECKING, Final
 
 from controlplane.agent.answers import bad_request, error_body, refusal_answer
@@ -58,7 +57,7 @@ class FrontDesk:
             exchange.respond(503, body, b"retry-after: 1\r\n")
             return
         request_id = new_request_id(now_us)
-        key = engine.registry.key_of(sha256(exchange.bearer).hexdigest(), now_us)
+        key = engine.registry.key_of(exchange.bearer, now_us)
         if key is None:
             self._refuse_unknown(exchange, request_id)
             return
@@ -135,7 +134,7 @@ class FrontDesk:
             max_output = 0
         expected = estimate.output_tokens(max_output)
         raw_us = raw_gpu_us(registry.rates, prompt_tokens, call.n * expected)
-        if call.tokenless:
+        if call.one_shot and call.tokenless:
             raw_us = engine.tokenless_time.mean_us
         gpu_us = round(estimate.bias * raw_us)
         call.prompt_tokens, call.max_output_tokens, call.expected_output = prompt_tokens, max_output, expected

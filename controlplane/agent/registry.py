@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
+
+from controlplane.agent.answers import header_text
 from controlplane.agent.policy_state import LiveList, instant_us
 from controlplane.core.admission_snapshot import (
     ClassView,
@@ -21,12 +24,13 @@ from controlplane.wire.report import Share
 ACTIVE = "active"
 REQUEST_BURST_S = 2
 FREE_CARD = RateCard(0, 0, 0)
+DIGESTS_MAX = 4_096
 
 
 class ClassEntry:
     """A workload class with what is derived from its policy once."""
 
-    __slots__ = ("is_batch", "policy", "stage_timeout_us", "view")
+    __slots__ = ("is_batch", "policy", "slug_text", "stage_timeout_us", "view")
 
     def __init__(self, policy: ClassPolicy) -> None:
         self.view = ClassView(policy.slug)
@@ -35,6 +39,8 @@ class ClassEntry:
     def take(self, policy: ClassPolicy) -> None:
         self.policy = policy
         self.is_batch = policy.kind == ClassKind.BATCH
+        self.slug_text = header_text(policy.slug)
+        """The slug as headers carry it."""
         self.stage_timeout_us = policy.stage_timeout_s * 1_000_000
         view = self.view
         view.max_prompt_tokens = policy.max_prompt_tokens
@@ -96,6 +102,9 @@ class Registry:
         self.tenants: dict[int, TenantEntry] = {}
         self.keys: dict[int, KeyEntry] = {}
         self.by_hash: dict[str, KeyEntry] = {}
+        self._digests: dict[bytes, str] = {}
+        """Digests of secrets that were presented and are known: hashing them again and again is what a request
+        costs most for its key. Forgotten with every live list, and when there are too many."""
         self.rates = WorkRates(0, 0)
         self.shares: dict[tuple[str, int], Share] = {}
         self._cards: dict[str, list[DatedCard]] = {}
@@ -147,6 +156,7 @@ class Registry:
                 entry.take(key)
         for key_id in self.keys.keys() - live.keys.keys():
             del self.keys[key_id]
+        self._digests.clear()
         self.by_hash = {digest: self.keys[key.id] for digest, key in live.by_hash.items()}
         for tenant_id, tenant in self.tenants.items():
             said = live.tenants.get(tenant_id)
@@ -202,8 +212,15 @@ class Registry:
 
     # What is looked up
 
-    def key_of(self, digest: str, now_us: int) -> KeyEntry | None:
-        """The key whose present secret, or previous one in its time of overlap, has that SHA-256."""
+    def key_of(self, secret: bytes, now_us: int) -> KeyEntry | None:
+        """The key whose present secret, or previous one in its time of overlap, that is."""
+        digest = self._digests.get(secret)
+        if digest is None:
+            digest = sha256(secret).hexdigest()
+            if digest in self.by_hash:
+                if len(self._digests) >= DIGESTS_MAX:
+                    self._digests.clear()
+                self._digests[secret] = digest
         entry = self.by_hash.get(digest)
         if entry is not None and entry.live.hashes[0] != digest:
             until = entry.live.previous_until_us

@@ -11,11 +11,13 @@ from controlplane.agent.call import Call
 from controlplane.agent.objectives import Measured
 from controlplane.agent.purses import SlicePurse
 from controlplane.core.pricing import ChargeLines, charge
-from controlplane.core.reasons import Outcome
+from controlplane.core.reasons import Outcome, answer_for
 from controlplane.wire.report import FLAG_ESTIMATED, FLAG_NOT_CHARGED, FLAG_OUTAGE, FLAG_STREAMED, UsageRow
 
 NOTHING: Final = ChargeLines(0, 0, 0, 0, 0)
 UNKNOWN: Final = -1
+LOST_CODE: Final = Outcome.LOST.code
+LOST_STATUS: Final = answer_for(Outcome.LOST).status
 PAID_IF_DELIVERED: Final = frozenset(
     {Outcome.UPSTREAM_ERROR, Outcome.CANCELLED_BY_DRAIN, Outcome.DISPLACED, Outcome.STAGE_TIMEOUT, Outcome.LOST}
 )
@@ -38,7 +40,7 @@ def is_charged(call: Call, outcome: Outcome) -> bool:
     return outcome in PAID_IF_DELIVERED and call.head_sent and call.output_tokens > 0
 
 
-def settle(call: Call, outcome: Outcome, usage: TokenUsage | None, gpu_us: int) -> Settled:
+def settle(call: Call, usage: TokenUsage | None, gpu_us: int, *, charged: bool) -> Settled:
     """Charge what is to be paid: all of a completed request, what was delivered of a broken one.
 
     A client that cancels pays the prompt once its prefill had begun, and the output produced.
@@ -46,12 +48,12 @@ def settle(call: Call, outcome: Outcome, usage: TokenUsage | None, gpu_us: int) 
     if usage is None:
         started = bool(call.prefill_us)
         usage = TokenUsage(call.prompt_tokens if started else 0, 0, call.output_tokens, estimated=True)
-    if not is_charged(call, outcome):
+    if not charged:
         return Settled(usage, NOTHING, False)
     lines = charge(
         call.card,
         prompt_tokens=usage.prompt_tokens,
-        cached_tokens=min(usage.cached_tokens, usage.prompt_tokens),
+        cached_tokens=min(usage.cached_tokens, usage.prompt_tokens) if usage.cached_tokens else 0,
         output_tokens=usage.output_tokens,
         gpu_us=gpu_us,
         batch=call.klass.is_batch,
@@ -61,23 +63,17 @@ def settle(call: Call, outcome: Outcome, usage: TokenUsage | None, gpu_us: int) 
 
 def opened_row(call: Call, model_id: int, job: str) -> UsageRow:
     """The record as it stands at admission: if nothing more is heard of the request, it was lost."""
-    flags = _flags_at_admission(call) | FLAG_ESTIMATED | FLAG_NOT_CHARGED
-    queued = call.queued
+    flags = FLAG_ESTIMATED | FLAG_NOT_CHARGED | (FLAG_STREAMED if call.stream else 0)
+    queued, reservation = call.queued, call.reservation
+    if reservation is not None and isinstance(reservation.purse, SlicePurse):
+        flags |= FLAG_OUTAGE
     return UsageRow(
         call.request_id, call.arrived_us, call.arrived_us, 1, UNKNOWN, call.tenant.policy.id, call.key.live.id,
         call.klass.policy.id, call.asked.policy.id, model_id, job, call.revision, call.card.rate_version,
-        Outcome.LOST.code, 502, flags, 0, 0, 0,
+        LOST_CODE, LOST_STATUS, flags, 0, 0, 0,
         UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN,
         0, 0 if queued is None else queued.gpu_us, 0, 0, 0, 0, call.exchange.client_request_id,
     )  # fmt: skip
-
-
-def _flags_at_admission(call: Call) -> int:
-    flags = FLAG_STREAMED if call.stream else 0
-    reservation = call.reservation
-    if reservation is not None and isinstance(reservation.purse, SlicePurse):
-        flags |= FLAG_OUTAGE
-    return flags
 
 
 class Stages(Struct, gc=False):
@@ -126,17 +122,18 @@ def stages_of(call: Call, ended_us: int) -> Stages:
 def closed_row(
     call: Call,
     opened: UsageRow,
-    *,
     outcome: Outcome,
     status: int,
     settled: Settled,
     stages: Stages,
+    *,
     gpu_us: int,
     ended_us: int,
     slot_id: int,
 ) -> UsageRow:
     """The record of an ended call."""
     usage, lines, queued = settled.usage, settled.lines, call.queued
+    prompt, cached = usage.prompt_tokens, usage.cached_tokens
     flags = opened.flags & (FLAG_STREAMED | FLAG_OUTAGE)
     flags |= (FLAG_ESTIMATED if usage.estimated else 0) | (0 if settled.charged else FLAG_NOT_CHARGED)
     ttft_us = call.first_us - call.arrived_us if call.stream and call.first_us else UNKNOWN
@@ -144,7 +141,7 @@ def closed_row(
         call.request_id, call.arrived_us, ended_us, 1 if queued is None else queued.attempt, slot_id,
         opened.tenant_id, opened.key_id, opened.class_id, opened.asked_class_id, opened.model_id, opened.job,
         opened.revision, opened.rate_version, outcome.code, status, flags,
-        usage.prompt_tokens, min(usage.cached_tokens, usage.prompt_tokens), usage.output_tokens,
+        prompt, cached if cached < prompt else prompt, usage.output_tokens,
         stages.admission_us, stages.queue_us, stages.batch_wait_us, stages.preprocess_us, stages.prefill_us,
         stages.decode_us, stages.return_us, ttft_us, gpu_us, opened.estimated_gpu_us,
         lines.prompt_nanos, lines.cached_nanos, lines.output_nanos, lines.gpu_nanos, opened.client_request_id,
@@ -162,6 +159,6 @@ def measured(call: Call, outcome: Outcome, ended_us: int) -> Measured:
         ended_us - call.arrived_us,
         outcome is Outcome.COMPLETED,
         outcome is Outcome.CANCELLED_BY_CLIENT,
-        outcome.value,
+        outcome,
         call.downgraded,
     )

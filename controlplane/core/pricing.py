@@ -8,7 +8,7 @@ so that a credit of the same usage cancels the charge to the last nano.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from controlplane.core.money import round_ratio
 
@@ -44,8 +44,7 @@ class RateCard:
             raise ValueError(f"batch_discount_ppm must be between 0 and {PPM:,}, got {self.batch_discount_ppm}")
 
 
-@dataclass(frozen=True, slots=True)
-class ChargeLines:
+class ChargeLines(NamedTuple):
     """A charge by line kind, each in nanos; `total_nanos` is their sum."""
 
     prompt_nanos: int
@@ -85,7 +84,8 @@ def charge(
         raise ValueError(f"cached_tokens {cached_tokens} is not a part of prompt_tokens {prompt_tokens}")
     keep_ppm = PPM - card.batch_discount_ppm if batch else PPM
     prompt = round_ratio((prompt_tokens - cached_tokens) * card.prompt_nanos_per_mtok * keep_ppm, MTOK * PPM)
-    cached = round_ratio(cached_tokens * card.cached_nanos_per_mtok * keep_ppm, MTOK * PPM)
+    cached = round_ratio(cached_tokens * card.cached_nanos_per_mtok * keep_ppm, MTOK * PPM) if cached_tokens else 0
     output = round_ratio(output_tokens * card.output_nanos_per_mtok * keep_ppm, MTOK * PPM)
-    gpu = round_ratio(gpu_us * (card.gpu_nanos_per_slot_hour or 0) * keep_ppm, HOUR_US * PPM)
+    hourly = card.gpu_nanos_per_slot_hour
+    gpu = round_ratio(gpu_us * hourly * keep_ppm, HOUR_US * PPM) if hourly else 0
     return ChargeLines(prompt, cached, output, gpu, prompt + cached + output + gpu)

@@ -30,7 +30,9 @@ class RetryBudget:
 
     def count_request(self, now_us: int) -> None:
         """Count one request (its first attempt)."""
-        self._second(now_us)[1] += 1
+        seconds = self._seconds
+        second = seconds[-1] if seconds and 0 <= now_us - seconds[-1][0] < 1_000_000 else self._second(now_us)
+        second[1] += 1
         self._requests += 1
 
     def allowed(self, now_us: int) -> int:

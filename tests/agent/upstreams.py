@@ -26,6 +26,7 @@ class Upstream:
 
     def __init__(self, script) -> None:
         self.script = script
+        self.heads: list[str] = []
         self.bodies: list[dict] = []
         self.connections = 0
         self.gone = 0
@@ -48,6 +49,7 @@ class Upstream:
         try:
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+                self.heads.append(head)
                 size = int(head.split("content-length: ")[1].split("\r\n")[0])
                 self.bodies.append(json.loads(await reader.readexactly(size)))
                 serving = asyncio.ensure_future(self.script(self, self.bodies[-1], writer))

@@ -110,7 +110,7 @@ class Backend(Protocol):
         """A revision came into force."""
 
     def start(self, request: BackendRequest, sink: Sink) -> Run:
-        """Begin an attempt; the sink is never called from within this call."""
+        """Begin an attempt; from within this call the sink hears of `prefill_began` at most."""
 
     def count_prompt(self, serialised: bytes) -> int | None:
         """Tokens of a serialised prompt by the backend's own tokenizer, None where it does not answer at once."""

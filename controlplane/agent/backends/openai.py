@@ -19,7 +19,7 @@ from controlplane.agent.api_body import body_for_upstream
 from controlplane.agent.backends.base import BackendRequest, Failure, Sink, TokenUsage
 from controlplane.agent.backends.one_shot_usage import one_shot_usage
 from controlplane.agent.backends.sse import EventStream
-from controlplane.agent.backends.usage_reading import envelope_of, estimated_output, token_usage, usage_of
+from controlplane.agent.backends.usage_reading import Envelope, envelope_of, estimated_output, read_usage, token_usage
 from controlplane.agent.errors import UsageError
 from controlplane.agent.one_shot_body import one_shot_for_upstream
 from controlplane.wire.policy import PolicyDocument
@@ -55,6 +55,8 @@ class OpenAIBackend:
         self.loop = asyncio.get_running_loop()
         self.idle: deque[UpstreamConnection] = deque()
         self.tasks: set[asyncio.Task[None]] = set()
+        self._heads: dict[tuple[str, bool], bytes] = {}
+        """Heads up to the request's id, by path (there are few: others are not found) and whether it streams."""
 
     async def open(self) -> None:
         return None
@@ -75,21 +77,15 @@ class OpenAIBackend:
         return None
 
     def start(self, request: BackendRequest, sink: Sink) -> UpstreamRun:
-        run = UpstreamRun(self, request, sink)
-        connection = self._idle_connection()
-        if connection is not None:
-            connection.send(run)
-        else:
-            self.connect(run)
-        return run
-
-    def _idle_connection(self) -> UpstreamConnection | None:
-        """The one used last: it is the least likely to have been closed by the server."""
-        while self.idle:
-            connection = self.idle.pop()
+        run, idle = UpstreamRun(self, request, sink), self.idle
+        while idle:
+            # The one used last is the least likely to have been closed by the server.
+            connection = idle.pop()
             if not connection.transport.is_closing():
-                return connection
-        return None
+                connection.send(run)
+                return run
+        self.connect(run)
+        return run
 
     def connect(self, run: UpstreamRun) -> None:
         task = self.loop.create_task(self._connect(run))
@@ -113,19 +109,24 @@ class OpenAIBackend:
             connection.fresh = True
             connection.send(run)
 
-    def head_of(self, run: UpstreamRun, size: int) -> bytes:
-        request = run.request
-        return (
-            b"POST %b HTTP/1.1\r\nhost: %b\r\ncontent-type: application/json\r\naccept: %b\r\n"
-            b"x-request-id: %b\r\n%bcontent-length: %d\r\n\r\n"
-            % (
-                (self.prefix + request.path).encode(),
-                self.host_header,
-                b"text/event-stream" if request.stream else b"application/json",
-                request.request_id.encode(),
-                b"traceparent: %b\r\n" % request.traceparent if request.traceparent else b"",
-                size,
+    def message(self, request: BackendRequest, body: bytes) -> bytes:
+        """A request as it is sent."""
+        head = self._heads.get((request.path, request.stream))
+        if head is None:
+            head = self._heads[request.path, request.stream] = (
+                b"POST %b HTTP/1.1\r\nhost: %b\r\ncontent-type: application/json\r\naccept: %b\r\nx-request-id: "
+                % (
+                    (self.prefix + request.path).encode(),
+                    self.host_header,
+                    b"text/event-stream" if request.stream else b"application/json",
+                )
             )
+        return b"%b%b\r\n%bcontent-length: %d\r\n\r\n%b" % (
+            head,
+            request.request_id.encode(),
+            b"traceparent: %b\r\n" % request.traceparent if request.traceparent else b"",
+            len(body),
+            body,
         )
 
 
@@ -258,7 +259,7 @@ class UpstreamRun:
         elif self.request.stream:
             self.sink.failed(Failure("the inference server did not stream its answer", False))
         else:
-            self.sink.finished(self._usage(body), body)
+            self.sink.finished(self._usage(body, envelope), body)
 
     def _stream_ended(self) -> None:
         events = self.events
@@ -284,10 +285,11 @@ class UpstreamRun:
         passed = status if 400 <= status < 500 else 502
         return Failure(detail, retryable, passed, body, self.content_type or b"application/json", retry_after)
 
-    def _usage(self, body: bytes) -> TokenUsage:
-        if self.request.one_shot:
-            return one_shot_usage(self.request, body)
-        request, usage = self.request, usage_of(body)
+    def _usage(self, body: bytes, envelope: Envelope | None) -> TokenUsage:
+        request = self.request
+        if request.one_shot:
+            return one_shot_usage(request, body)
+        usage = read_usage(envelope.usage) if envelope is not None and envelope.has_usage else None
         counted = 0 if usage is not None and usage.completion_tokens is not None else self._estimated_output(body)
         return token_usage(usage, prompt_tokens=request.prompt_tokens, output_tokens=counted)
 
@@ -341,9 +343,8 @@ class UpstreamConnection(asyncio.Protocol):
         run.connection = self
         self._parser = httptools.HttpResponseParser(self)
         self._head_left, self._until_close, self._whole = HEAD_BYTES_MAX, True, False
-        body = run.body()
-        self.transport.write(self._backend.head_of(run, len(body)) + body)
-        self._backend.loop.call_soon(run.sink.prefill_began)
+        self.transport.write(self._backend.message(run.request, run.body()))
+        run.sink.prefill_began()
 
     def release(self) -> None:
         """Back among the idle ones, reading again: a slow client may have paused it with its last bytes."""
@@ -352,7 +353,8 @@ class UpstreamConnection(asyncio.Protocol):
         if self.transport.is_closing() or len(self._backend.idle) >= IDLE_MAX:
             self.transport.close()
         else:
-            self.resume()
+            if self._paused:
+                self.resume()
             self._backend.idle.append(self)
 
     def pause(self) -> None:
