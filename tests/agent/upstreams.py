@@ -49,6 +49,10 @@ class Upstream:
         try:
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+                if head.startswith("get "):
+                    # What an agent asks to know whether it is there, and its figures, of which it has none.
+                    respond(writer, 200 if head.startswith("get /health ") else 404, b"{}")
+                    continue
                 self.heads.append(head)
                 size = int(head.split("content-length: ")[1].split("\r\n")[0])
                 self.bodies.append(json.loads(await reader.readexactly(size)))

@@ -9,6 +9,7 @@ from django.urls import resolve
 from controlplane.agent.identity import IDENTITY_FILE, KEY_FILE
 from controlplane.agent.options import parser
 from controlplane.agent.policy_state import LIVE_FILE, POLICY_FILE
+from controlplane.agent.readiness import NotReady
 from controlplane.core import attribution, reasons
 from controlplane.core.flex_decision import RecallReason
 from controlplane.core.idle_time import Band, IdleCause, OwnerInterval, SlotTenure
@@ -125,6 +126,12 @@ def test_metrics_stand_with_type_and_labels():
     for name, kind, labels, _ in table:
         assert kind == kinds[name].replace("quantiles", "gauge"), name
         assert ("`quantile`" in labels) == (kinds[name] == "quantiles"), name
+
+
+def test_reasons_of_an_agent_that_is_not_ready_stand_in_their_order():
+    table = rows("agent.md", "reason of not ready")
+    assert [row[0] for row in table] == [reason.value for reason in NotReady]
+    assert all(row[1] for row in table)
 
 
 def test_options_and_files_of_the_agent_are_told():
