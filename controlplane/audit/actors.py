@@ -1,5 +1,6 @@
 """Who acts: a signed-in person through a request, or a part of the system by name."""
 
+import getpass
 from dataclasses import dataclass
 
 from django.core.exceptions import ObjectDoesNotExist
@@ -30,3 +31,8 @@ def actor_of(request: HttpRequest) -> Actor:
     except ObjectDoesNotExist:
         role = ""
     return Actor(id=user.pk, name=user.get_username(), role=role, request_id=getattr(request, "request_id", ""))
+
+
+def command_actor() -> Actor:
+    """Who runs a command of manage.py on this machine."""
+    return Actor.system(f"{getpass.getuser()} by manage.py")

@@ -159,3 +159,89 @@ class AttributionLine(models.Model):
 
     class Meta:
         indexes = [models.Index(fields=["tenant_slug"])]
+
+
+class InvoiceMapping(models.Model):
+    """How a provider's own CSV is read: `columns` names the headers of each fact, see `invoice_columns.ColumnMap`.
+
+    `decimal_mark` and `day_order` settle what a file leaves open; empty means that the file tells.
+    """
+
+    id = models.AutoField(primary_key=True)
+    name = models.SlugField(max_length=63, unique=True)
+    columns = models.JSONField()
+    categories = models.JSONField(default=dict)
+    provider_name = models.CharField(max_length=63, blank=True, default="")
+    fixed_currency = models.CharField(max_length=3, blank=True, default="")
+    decimal_mark = models.CharField(max_length=5, blank=True, default="")
+    day_order = models.CharField(max_length=11, blank=True, default="")
+    created_at = models.DateTimeField()
+    created_by = models.CharField(max_length=200)
+    version = models.IntegerField(default=1)
+
+
+class Invoice(models.Model):
+    """One provider's file for one period, taken whole. `exchange_rate` is book currency per unit of `currency`.
+
+    A withdrawn invoice counts nowhere and stays readable.
+    """
+
+    class State(models.TextChoices):
+        CURRENT = "current"
+        WITHDRAWN = "withdrawn"
+
+    id = models.BigAutoField(primary_key=True)
+    period = models.CharField(max_length=10, db_index=True)
+    file_name = models.CharField(max_length=255)
+    file_sha256 = models.CharField(max_length=64)
+    format = models.CharField(max_length=10)
+    mapping = models.ForeignKey(InvoiceMapping, on_delete=models.PROTECT, null=True, blank=True, related_name="+")
+    currency = models.CharField(max_length=3)
+    exchange_rate = models.DecimalField(max_digits=30, decimal_places=15, null=True, blank=True)
+    exchange_date = models.DateField(null=True, blank=True)
+    lines_count = models.PositiveIntegerField()
+    outside_period = models.PositiveIntegerField(default=0)
+    state = models.CharField(max_length=9, choices=State.choices, default=State.CURRENT)
+    imported_at = models.DateTimeField()
+    imported_by = models.CharField(max_length=200)
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(
+                fields=["file_sha256", "period"], condition=Q(state="current"), name="invoice_file_once_a_period"
+            ),
+            models.CheckConstraint(
+                condition=Q(exchange_rate__isnull=True, exchange_date__isnull=True)
+                | Q(exchange_rate__gt=0, exchange_date__isnull=False),
+                name="invoice_rate_is_dated",
+            ),
+        ]
+
+
+class InvoiceLine(models.Model):
+    """A line as the file has it, amounts exact in the invoice's currency; `line` counts the file's lines from 1.
+
+    `effective` and `quantity` null: the file does not say. `day` is the day in the billing zone.
+    """
+
+    id = models.BigAutoField(primary_key=True)
+    invoice = models.ForeignKey(Invoice, on_delete=models.CASCADE, related_name="lines")
+    line = models.PositiveIntegerField()
+    billed = models.DecimalField(max_digits=60, decimal_places=30)
+    effective = models.DecimalField(max_digits=60, decimal_places=30, null=True)
+    category = models.CharField(max_length=12)
+    provider = models.CharField(max_length=200, blank=True, default="")
+    account = models.CharField(max_length=200, blank=True, default="")
+    sku = models.CharField(max_length=200, blank=True, default="")
+    region = models.CharField(max_length=200, blank=True, default="")
+    service = models.CharField(max_length=200, blank=True, default="")
+    description = models.CharField(max_length=200, blank=True, default="")
+    day = models.DateField()
+    starts_at = models.DateTimeField(null=True)
+    quantity = models.DecimalField(max_digits=60, decimal_places=30, null=True)
+    unit = models.CharField(max_length=200, blank=True, default="")
+    provider_line_id = models.CharField(max_length=200, blank=True, default="")
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["invoice", "line"], name="invoice_line_once")]
+        indexes = [models.Index(fields=["invoice", "category"])]

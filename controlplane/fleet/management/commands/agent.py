@@ -1,6 +1,5 @@
 """`manage.py agent run ...` becomes an agent; `retire ID` ends one; `rotate-key ID` asks one for a new key."""
 
-import getpass
 import json
 import os
 import sys
@@ -14,7 +13,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db.models import Q
 from django.utils import timezone
 
-from controlplane.audit.actors import Actor
+from controlplane.audit.actors import command_actor
 from controlplane.fleet.actions import retire_agent
 from controlplane.fleet.keys import ask_for_new_key
 from controlplane.fleet.models import Agent
@@ -56,7 +55,7 @@ class Command(BaseCommand):
             os.execv(command[0], command)  # noqa: S606 - this process becomes the agent
         act = retire_agent if part == "retire" else ask_for_new_key
         agent = find_agent(options["id"])
-        actor = Actor.system(f"{getpass.getuser()} by manage.py")
+        actor = command_actor()
         try:
             agent = act(agent_id=agent.pk, actor=actor, now=timezone.now(), reason=options["reason"])
         except ValidationError as error:

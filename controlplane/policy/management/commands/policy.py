@@ -1,6 +1,5 @@
 """`manage.py policy`: plan, push, status, diff, rollback, rotate-key from the terminal."""
 
-import getpass
 import json
 from argparse import ArgumentParser
 from dataclasses import asdict
@@ -10,7 +9,7 @@ from django.core.exceptions import ValidationError
 from django.core.management.base import BaseCommand, CommandError
 from django.utils import timezone
 
-from controlplane.audit.actors import Actor
+from controlplane.audit.actors import command_actor
 from controlplane.policy.actions import push, rollback
 from controlplane.policy.diff import diff, summary
 from controlplane.policy.models import Revision, SigningKey
@@ -59,11 +58,15 @@ class Command(BaseCommand):
         return _review_json(found), _review_lines(found)
 
     def _push(self, options: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-        revision = push(actor=_person(), reason=options["reason"], waves=_waves(options["waves"]), now=timezone.now())
+        revision = push(
+            actor=command_actor(), reason=options["reason"], waves=_waves(options["waves"]), now=timezone.now()
+        )
         return _pushed(revision)
 
     def _rollback(self, options: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-        revision = rollback(to_number=options["number"], actor=_person(), reason=options["reason"], now=timezone.now())
+        revision = rollback(
+            to_number=options["number"], actor=command_actor(), reason=options["reason"], now=timezone.now()
+        )
         return _pushed(revision)
 
     def _status(self, options: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -102,10 +105,6 @@ class Command(BaseCommand):
 def _with_json(parser: ArgumentParser) -> ArgumentParser:
     parser.add_argument("--json", action="store_true", help="print JSON")
     return parser
-
-
-def _person() -> Actor:
-    return Actor(id=None, name=f"{getpass.getuser()} (command line)", role="system")
 
 
 def _waves(text: str) -> tuple[int, ...]:

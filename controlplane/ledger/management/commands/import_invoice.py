@@ -1,0 +1,110 @@
+"""`manage.py import_invoice FILE --period YYYY-MM`: takes a provider's invoice, every line or none."""
+
+import json
+from datetime import date
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.utils import timezone
+
+from controlplane.audit.actors import command_actor
+from controlplane.ledger.invoice_columns import FORMATS, UnknownColumns
+from controlplane.ledger.invoice_reading import FileRefused
+from controlplane.ledger.invoices import (
+    ExchangeRate,
+    Imported,
+    LinesRefused,
+    decimal_text,
+    import_invoice,
+    totals,
+)
+from controlplane.tenants.models import Installation
+
+UNUSABLE = 2
+SHOWN = 20
+
+
+def _exchange(text: str) -> ExchangeRate:
+    rate, _, day = text.partition("@")
+    try:
+        found = ExchangeRate(Decimal(rate), date.fromisoformat(day))
+    except (InvalidOperation, ValueError):
+        raise ValueError(f"{text!r} is not a rate: write it like 0.9214@2026-10-31") from None
+    if not 0 < found.rate < 10**12:
+        raise ValueError(f"{rate!r} is not a rate: enter a number over zero")
+    return found
+
+
+class Command(BaseCommand):
+    help = "Imports a provider's invoice (FOCUS, an Azure or AWS export, or a mapped CSV). The same file counts once."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("file", type=Path)
+        parser.add_argument("--period", required=True, help="the month it is for, such as 2026-10")
+        parser.add_argument("--format", default="auto", choices=["auto", *FORMATS], help="default: by the header")
+        parser.add_argument("--mapping", default="", help="name of a saved mapping, for another CSV")
+        parser.add_argument("--currency", default="", help="for a file that names none, such as EUR")
+        parser.add_argument(
+            "--rate", default="", help="book currency for one of the file's, and its day: 0.92@2026-10-31"
+        )
+        parser.add_argument("--json", action="store_true", help="print one JSON document")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        if not Installation.objects.filter(pk=1).exists():
+            raise CommandError("the installation is not set up: run `manage.py demo` first", returncode=UNUSABLE)
+        try:
+            exchange = _exchange(options["rate"]) if options["rate"] else None
+            with options["file"].open("rb") as stream:
+                done = import_invoice(
+                    stream, file_name=options["file"].name, period=options["period"], actor=command_actor(),
+                    now=timezone.now(), format=options["format"], mapping=options["mapping"],
+                    currency=options["currency"], exchange=exchange,
+                )  # fmt: skip
+        except LinesRefused as error:
+            self._refused(error, options)
+        except OSError as error:
+            raise CommandError(f"{options['file']}: {error.strerror}", returncode=UNUSABLE) from error
+        except (FileRefused, UnknownColumns) as error:
+            raise CommandError(str(error), returncode=1) from error
+        except ValueError as error:
+            raise CommandError(str(error), returncode=UNUSABLE) from error
+        else:
+            self._taken(done, options)
+
+    def _taken(self, done: Imported, options: dict[str, Any]) -> None:
+        invoice, sums = done.invoice, totals(done.invoice)
+        if options["json"]:
+            body = {
+                "invoice": invoice.pk, "repeated": done.repeated, "format": invoice.format,
+                "lines": invoice.lines_count, "refused": [], "currency": invoice.currency,
+                "outside_period": invoice.outside_period, "repeated_ids": list(done.repeated_ids),
+                "totals": {
+                    "billed": decimal_text(sums.billed),
+                    "effective": None if sums.effective is None else decimal_text(sums.effective),
+                },
+                "by_category": {name: decimal_text(value) for name, value in sums.by_category.items()},
+                "by_service": {name: decimal_text(value) for name, value in sums.by_service.items()},
+            }  # fmt: skip
+            self.stdout.write(json.dumps(body))
+            return
+        again = " (this file was imported before)" if done.repeated else ""
+        self.stdout.write(
+            f"invoice {invoice.pk}: {invoice.lines_count:,} lines, {decimal_text(sums.billed)} {invoice.currency} "
+            f"billed, {invoice.outside_period:,} outside {invoice.period}{again}"
+        )
+        for name, value in sums.by_category.items():
+            self.stdout.write(f"  {name}: {decimal_text(value)}")
+
+    def _refused(self, error: LinesRefused, options: dict[str, Any]) -> None:
+        if options["json"]:
+            body = {
+                "lines": 0, "readable": error.readable, "refused_more": error.refused_more,
+                "refused": [{"line": row.line, "reason": row.reason} for row in error.refused],
+            }  # fmt: skip
+            self.stdout.write(json.dumps(body))
+        else:
+            for row in error.refused[:SHOWN]:
+                self.stderr.write(f"line {row.line}: {row.reason}")
+        raise CommandError(f"{error}. Correct these lines or map their columns.", returncode=1)
