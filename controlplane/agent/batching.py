@@ -65,7 +65,7 @@ class BatchingBackend:
 
     def gathers(self, path: str) -> bool:
         """Whether requests to that path wait for others once they are on a slot."""
-        return path == EMBEDDINGS_PATH and self._policy.on
+        return path == EMBEDDINGS_PATH and self._policy.on and not self.inner.batches_itself
 
     def shape_of(self, body: bytes, path: str) -> str:
         """What a checked request may be run together with; empty where it is not."""

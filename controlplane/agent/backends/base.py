@@ -96,6 +96,8 @@ class Backend(Protocol):
     """An inference server, or the simulation of one. Everything runs on the agent's event loop."""
 
     cancels_promptly: bool
+    batches_itself: bool
+    """The server gathers one-shot requests by its own rules, so they do not wait for each other before it."""
 
     async def open(self) -> None:
         """Make it ready. Raises AgentError when it cannot be."""

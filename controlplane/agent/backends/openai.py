@@ -40,6 +40,7 @@ class OpenAIBackend:
     """All slots share one upstream server; which slot runs what bounds how much it is given."""
 
     cancels_promptly = True
+    batches_itself = False
 
     def __init__(self, url: str, *, send_priority: bool = False) -> None:
         parts = urlsplit(url)
@@ -75,6 +76,20 @@ class OpenAIBackend:
 
     def count_prompt(self, serialised: bytes) -> int | None:
         return None
+
+    def body_of(self, request: BackendRequest) -> bytes:
+        """What is sent of a request."""
+        priority = request.priority if self.send_priority else None
+        if request.one_shot:
+            return one_shot_for_upstream(request.body, request.path, priority)
+        return body_for_upstream(
+            request.body,
+            request.path,
+            max_output_tokens=request.max_output_tokens,
+            stream=request.stream,
+            usage_wanted=request.wants_usage,
+            priority=priority,
+        )
 
     def start(self, request: BackendRequest, sink: Sink) -> UpstreamRun:
         run, idle = UpstreamRun(self, request, sink), self.idle
@@ -167,18 +182,7 @@ class UpstreamRun:
         self.events = EventStream(hide_usage=not request.wants_usage)
 
     def body(self) -> bytes:
-        request = self.request
-        priority = request.priority if self.backend.send_priority else None
-        if request.one_shot:
-            return one_shot_for_upstream(request.body, request.path, priority)
-        return body_for_upstream(
-            request.body,
-            request.path,
-            max_output_tokens=request.max_output_tokens,
-            stream=request.stream,
-            usage_wanted=request.wants_usage,
-            priority=priority,
-        )
+        return self.backend.body_of(self.request)
 
     def cancel(self) -> None:
         self.ended = True

@@ -31,6 +31,7 @@ class SimBackend:
     """All slots of one agent. The same seed and the same bodies give the same answers."""
 
     cancels_promptly = True
+    batches_itself = False
 
     def __init__(
         self, curve: ServiceCurve, *, seed: int = 0, speed: float = 1.0, batch_curve: ServiceTime = DEFAULT_CURVE
