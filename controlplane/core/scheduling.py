@@ -248,8 +248,6 @@ class Scheduler:
             return self._scan(queue, open_slots, now_us)
         self._start(head, slot, queue, now_us)
         queue.dispatched(tenant, head, now_us)
-        if queue.blocked:
-            self._keep_blocked(queue, [], now_us)
         return head
 
     def _open_slots(self, queue: ClassQueue) -> Sequence[RunningSlot]:
@@ -292,7 +290,14 @@ class Scheduler:
             heads.append(head)
         for tenant in passed:
             fair.push(tenant)
-        self._keep_blocked(queue, heads, now_us)
+        for head in heads:
+            if head.blocked_since_us is None:
+                head.blocked_since_us = now_us
+        if started is not None:
+            # The scan ended early: who was passed before and stands behind its end is still blocked.
+            passed_now = {head.id for head in heads}
+            heads += [head for head in queue.blocked if head.id not in passed_now]
+        self._set_blocked(queue, heads)
         if started is None:
             queue.kv_floor_home, queue.kv_floor_lent = floor_home, floor_lent
         return started
@@ -307,36 +312,34 @@ class Scheduler:
         request.slot_index = slot.index
         request.started_us = now_us
 
-    def _keep_blocked(self, queue: ClassQueue, heads: list[QueuedRequest], now_us: int) -> None:
-        """Remember the heads that a scan passed, and when the first of them is to get a slot reserved."""
-        queue.blocked = [head for head in heads if head.reserved_slot_index < 0]
-        queue.reserve_due_us = NEVER_US
-        for head in queue.blocked:
-            if head.blocked_since_us is None:
-                head.blocked_since_us = now_us
-            due_us = head.blocked_since_us + self.reserve_after_us
-            if due_us < queue.reserve_due_us:
-                queue.reserve_due_us = due_us
+    def _set_blocked(self, queue: ClassQueue, heads: list[QueuedRequest]) -> None:
+        """Remember heads that were passed and have no slot kept for them, and when the first of them is to get one."""
+        queue.blocked = [
+            head
+            for head in heads
+            if head.phase is QUEUED and head.reserved_slot_index < 0 and head.blocked_since_us is not None
+        ]
+        since_us = min(
+            (head.blocked_since_us for head in queue.blocked if head.blocked_since_us is not None), default=-1
+        )
+        queue.reserve_due_us = NEVER_US if since_us < 0 else since_us + self.reserve_after_us
         if queue.reserve_due_us < self._reserve_due_us:
             self._reserve_due_us = queue.reserve_due_us
 
     def _reserve_due(self, now_us: int) -> None:
         """Heads that others have passed for long enough: the slot that frees its memory first is kept for each."""
         for queue in self.classes:
-            if now_us < queue.reserve_due_us:
+            if now_us < queue.reserve_due_us or all(slot.reserved_for is not None for slot in queue.slots):
                 continue
-            later = []
             for head in queue.blocked:
-                if head.phase is not QUEUED or head.blocked_since_us is None:
-                    continue
-                if now_us - head.blocked_since_us < self.reserve_after_us:
-                    later.append(head)
+                since_us = head.blocked_since_us
+                if head.phase is not QUEUED or since_us is None or now_us - since_us < self.reserve_after_us:
                     continue
                 slot = self._first_to_free(head, queue)
                 if slot is not None:
                     slot.reserved_for = head
                     head.reserved_slot_index = slot.index
-            self._keep_blocked(queue, later, now_us)
+            self._set_blocked(queue, queue.blocked)
         self._reserve_due_us = min((queue.reserve_due_us for queue in self.classes), default=NEVER_US)
 
     def _first_to_free(self, head: QueuedRequest, queue: ClassQueue) -> RunningSlot | None:

@@ -3,6 +3,9 @@
 from collections import Counter
 from random import Random
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from controlplane.core.placement import SlotSignal, place
 
 NOW = 10_000_000
@@ -57,3 +60,60 @@ def test_the_same_seed_chooses_the_same() -> None:
     stale = [slot(f"s{i}", i, at=0) for i in range(8)]
     once, again = Random(3), Random(3)
     assert [choose(*stale, rng=once) for _ in range(20)] == [choose(*stale, rng=again) for _ in range(20)]
+
+
+signals = st.lists(
+    st.builds(
+        SlotSignal,
+        st.just(""),
+        st.integers(0, 1_000),
+        st.integers(NOW - 500_000, NOW),
+        ready=st.booleans(),
+        draining=st.booleans(),
+        models=st.sampled_from([None, frozenset({"m"}), frozenset({"x"})]),
+        free_kv_tokens=st.sampled_from([None, 5, 10, 50]),
+        cached_prefix_tokens=st.sampled_from([0, 0, 30, 90]),
+    ),
+    max_size=7,
+)
+
+
+def named(given_signals: list[SlotSignal]) -> list[SlotSignal]:
+    for at, signal in enumerate(given_signals):
+        signal.slot = f"s{at}"
+    return given_signals
+
+
+@given(signals, st.booleans(), st.integers(0, 10**6))
+def test_whoever_is_chosen_may_take_it_and_is_near_the_least(given_signals, all_fresh: bool, seed: int) -> None:
+    candidates = named(given_signals)
+    if all_fresh:
+        for signal in candidates:
+            signal.signal_at_us = max(signal.signal_at_us, NOW - 250_000)
+    able = [
+        s
+        for s in candidates
+        if s.ready and not s.draining and s.models != frozenset({"x"}) and s.free_kv_tokens in (None, 10, 50)
+    ]
+    found = place(candidates, model="m", kv_tokens=10, now_us=NOW, rng=Random(seed))
+    assert (found is None) == (not able)
+    if found is None:
+        return
+    assert found in able
+    if all(NOW - s.signal_at_us <= 250_000 for s in able) or len(able) <= 2:
+        near = [s for s in able if s.outstanding_gpu_us * 100 <= min(a.outstanding_gpu_us for a in able) * 110]
+        assert found in near
+        assert found.cached_prefix_tokens == max(s.cached_prefix_tokens for s in near)
+    else:
+        # one of two picked: at least one other is no better
+        assert any(found.outstanding_gpu_us * 100 <= s.outstanding_gpu_us * 110 for s in able if s is not found)
+
+
+@given(st.integers(3, 10), st.integers(0, 10**6))
+def test_stale_signals_do_not_herd(count: int, seed: int) -> None:
+    """Of many who read the same old figures, the slot that looks best gets 2 in n, not all of them."""
+    stale = [slot(f"s{i}", i, at=NOW - 250_001) for i in range(count)]
+    rng = Random(seed)
+    counts = Counter(choose(*stale, rng=rng) for _ in range(600))
+    assert abs(counts["s0"] / 600 - 2 / count) < 0.12
+    assert not counts[f"s{count - 1}"]

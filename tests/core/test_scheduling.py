@@ -192,6 +192,19 @@ def test_past_the_bound_the_slot_that_frees_first_is_kept_for_the_head() -> None
     assert s.requests["big"].slot_index == holder.index and holder.reserved_for is None
 
 
+def test_one_head_being_served_does_not_make_another_wait_anew() -> None:
+    s = scheduler(places=9, kv=100)
+    offer(s, ask("r1", "b", kv_tokens=60, gpu_us=9_000_000), ask("r2", "b", kv_tokens=35, gpu_us=8_000_000))
+    offer(s, ask("middle", "c", kv_tokens=30), ask("big", "d", kv_tokens=95))
+    assert dispatch(s, 2_000_000) == []
+    assert s.slots[0].reserved_for.id == "middle"
+    s.release("r2", 2_000_001)
+    assert dispatch(s, 2_000_001) == ["middle"]
+    # passed as long as the first, and nothing is kept for anybody any more: now it is its turn
+    assert offer(s, ask("small", "e", kv_tokens=5), now=2_000_001) == []
+    assert s.slots[0].reserved_for.id == "big"
+
+
 def test_a_reservation_never_keeps_out_a_higher_class() -> None:
     s = scheduler(places=9, kv=100, reserve_after_us=0)
     offer(s, ask("r", slug="batch", kv_tokens=80))
