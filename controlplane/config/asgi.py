@@ -13,9 +13,10 @@ django_application = get_asgi_application()
 
 from controlplane.exchange.asgi import ExchangeApplication  # noqa: E402 - needs the app registry
 from controlplane.exchange.collector import spare_reports  # noqa: E402 - needs the app registry
+from controlplane.jobs.upload_door import UploadDoor  # noqa: E402 - needs the app registry
 from controlplane.live.urls import websocket_urlpatterns  # noqa: E402 - needs the app registry
 
-exchange = ExchangeApplication(fallback=django_application)
+exchange = ExchangeApplication(fallback=UploadDoor(fallback=django_application))
 
 application = ProtocolTypeRouter(
     {

@@ -7,7 +7,7 @@ finished multipart upload. Memory is bounded by one part, whatever the size of a
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -106,6 +106,13 @@ def read(path: str, start: int = 0) -> Iterator[bytes]:
     else:
         found = obstore.get(opened(), path)
     for piece in found.stream(min_chunk_size=READ_BYTES):
+        yield bytes(piece)
+
+
+async def stream(path: str) -> AsyncIterator[bytes]:
+    """The bytes of a file as the web process sends them. Raises FileNotFoundError."""
+    found = await obstore.get_async(opened(), path)
+    async for piece in found.stream(min_chunk_size=READ_BYTES):
         yield bytes(piece)
 
 
