@@ -61,14 +61,6 @@ class EngineWatch:
         self.on_change: Callable[[], None] = lambda: None
 
     def start(self) -> None:
-        # Proxies of the environment are not used: the server is named on the command line.
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=4),
-            timeout=aiohttp.ClientTimeout(total=TIMEOUT_S),
-            headers={"accept-encoding": "identity"},
-            auto_decompress=False,
-            trust_env=False,
-        )
         self._tasks = [self._loop.create_task(self._watch_health()), self._loop.create_task(self._watch_metrics())]
 
     async def close(self) -> None:
@@ -142,9 +134,20 @@ class EngineWatch:
     def _count_failed(self, reason: str) -> None:
         self.failed[reason] = self.failed.get(reason, 0) + 1
 
+    def _opened(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            # Proxies of the environment are not used: the server is named on the command line.
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=4),
+                timeout=aiohttp.ClientTimeout(total=TIMEOUT_S),
+                headers={"accept-encoding": "identity"},
+                auto_decompress=False,
+                trust_env=False,
+            )
+        return self._session
+
     async def _get(self, path: str) -> Page:
-        assert self._session is not None
-        async with self._session.get(self._base + path, allow_redirects=False) as response:
+        async with self._opened().get(self._base + path, allow_redirects=False) as response:
             parts: list[bytes] = []
             size, whole = 0, True
             try:
