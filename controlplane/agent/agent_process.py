@@ -13,6 +13,8 @@ from controlplane.agent.backends.base import Backend
 from controlplane.agent.backends.curves import CURVES
 from controlplane.agent.backends.openai import OpenAIBackend
 from controlplane.agent.backends.sim import SimBackend
+from controlplane.agent.backends.triton import TritonBackend, TritonOptions
+from controlplane.agent.backends.triton_watch import TritonWatch, metrics_url
 from controlplane.agent.client import ControlPlane
 from controlplane.agent.clock import Clock
 from controlplane.agent.control import Control
@@ -28,6 +30,7 @@ from controlplane.agent.policy_trial import trial_refusal
 from controlplane.agent.routes import AdminRoutes, TenantRoutes
 from controlplane.agent.spool_store import SpoolStore
 from controlplane.agent.tracing import SpanSink, Tracer
+from controlplane.core.batching import ServiceTime
 from controlplane.core.reasons import Outcome
 
 log = logging.getLogger(__name__)
@@ -41,7 +44,21 @@ def make_backend(options: Options) -> Backend:
     """The backend of the options."""
     if options.backend == "openai":
         return OpenAIBackend(options.upstream, send_priority=options.upstream_priority)
-    return SimBackend(CURVES[options.sim_gpu], seed=options.seed, speed=options.sim_speed)
+    if options.backend == "triton":
+        names = TritonOptions(text_input=options.triton_text_input, embedding_output=options.triton_embedding_output)
+        return TritonBackend(options.upstream, names)
+    batch_curve = ServiceTime(options.sim_batch_fixed_us, options.sim_batch_input_us)
+    curve = CURVES[options.sim_gpu]
+    return SimBackend(curve, seed=options.seed, speed=options.sim_speed, batch_curve=batch_curve)
+
+
+def make_watch(options: Options, engine: Engine) -> EngineWatch | None:
+    """What watches the inference server of the options, if there is one."""
+    if options.backend == "triton":
+        return TritonWatch(
+            options.upstream, metrics_url(options.upstream, options.triton_metrics), lambda: engine.model
+        )
+    return EngineWatch(options.upstream) if options.upstream else None
 
 
 def make_tracer(options: Options) -> Tracer | None:
@@ -70,7 +87,7 @@ class AgentProcess:
         self.backend = make_backend(options)
         self.engine = Engine(clock=clock, backend=self.backend, agent_id=0, state_dir=state_dir)
         self.engine.tracer = make_tracer(options)
-        self.watch = EngineWatch(options.upstream) if options.upstream else None
+        self.watch = make_watch(options, self.engine)
         self.store = SpoolStore(state_dir / "spool", bytes_max=options.spool_bytes_max)
         self.client = ControlPlane(options.control_plane, identity.key, "", clock.now_us)
         self.control = Control(

@@ -8,6 +8,7 @@ where a call ends.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Iterable
 from pathlib import Path
@@ -85,7 +86,8 @@ class Engine:
         self.drain_bound_us = FlexPolicy().drain_bound_us
         self.readiness = SlotReadiness(self)
         self._model_id = 0
-        self._serial = 0
+        self.next_serial = itertools.count(1).__next__
+        """Numbers of calls and of their attempts: none comes twice."""
         self._retries = RetryBudget()
         self._pumping = False
         self._finishing: list[tuple[Call, Outcome, bytes, Failure | None]] = []
@@ -166,10 +168,6 @@ class Engine:
     def offer(self, exchange: Exchange) -> None:
         self.desk.offer(exchange)
 
-    def next_serial(self) -> int:
-        self._serial += 1
-        return self._serial
-
     def admit(self, call: Call, snapshot: Snapshot, answer: AdmissionDecision, now_us: int) -> None:
         """Take what the decision promised, write the request down, and let it run as soon as it may."""
         call.reservation = reserve(snapshot, answer)
@@ -217,7 +215,7 @@ class Engine:
             scheduler = self.scheduler
             if self.flex.any_lent or self.flex.any_draining:
                 self.flex.step()
-            while True:
+            while scheduler.anything_queued():
                 request = scheduler.next_dispatch(now_us)
                 if request is not None:
                     self._dispatch(self.calls[int(request.id)], request, now_us)
@@ -238,7 +236,8 @@ class Engine:
             call.reservation.start()
         if not call.first_dispatch_us:
             call.first_dispatch_us = now_us
-            self.figures.of_class(call.klass.policy.id, now_us).wait.record(max(0, now_us - call.arrived_us), now_us)
+            waited_us = now_us - call.arrived_us
+            self.figures.of_class(call.klass.policy.id, now_us).wait.record(waited_us if waited_us > 0 else 0, now_us)
         serial = self.next_serial()
         attempt = call.attempt = Attempt(self, call, serial)
         call.gathers = call.one_shot and self.backend.gathers(call.path)
@@ -246,7 +245,8 @@ class Engine:
             self.scheduler.slots[request.slot_index].open_batches.add(request.batch_shape)
         else:
             slot.metered.start(serial, call.tenant.policy.id, call.klass.policy.id, now_us)
-        attempt.run = self.backend.start(
+        backend = self.backend if call.one_shot else self.backend.inner
+        attempt.run = backend.start(
             BackendRequest(
                 call.request_id,
                 call.path,
@@ -281,10 +281,6 @@ class Engine:
             self.scheduler.produced(call.serial, tokens)
         if tokens and self.flex.any_draining and call.slot is not None:
             self.flex.token_seen(call.slot.policy.name)
-
-    def finish(self, call: Call, usage: TokenUsage, body: bytes) -> None:
-        """The backend is done: `body` is the answer, or the last events of a stream."""
-        self.close(call, Outcome.COMPLETED, usage=usage, body=body)
 
     def fail(self, call: Call, failure: Failure) -> None:
         """The backend failed: tried again where that is safe, within the retry budget; else the client is told."""
@@ -350,7 +346,7 @@ class Engine:
                 log.error(
                     "request %s was charged %d nanos over its reservation: booked to platform", call.request_id, excess
                 )
-        status = status_of(outcome, failure)
+        status = 200 if outcome is Outcome.COMPLETED else status_of(outcome, failure)
         self._record(call, outcome, status, settled, gpu_us, now_us, slot)
         self.figures.departed(call, now_us)
         if outcome is Outcome.COMPLETED:
@@ -415,7 +411,7 @@ class Engine:
         estimate = call.estimate
         if estimate is not None and not usage.estimated:
             estimate.learn_gpu_us(call.raw_gpu_us, gpu_us)
-            if call.tokenless:
+            if call.one_shot and call.tokenless:
                 self.tokenless_time.learn(gpu_us)
                 return
             estimate.learn_bytes(call.prompt_bytes, usage.prompt_tokens)
@@ -498,6 +494,12 @@ class Engine:
 
     def scheduled_slot(self, name: str) -> RunningSlot:
         return next(slot for slot in self.scheduler.slots if slot.spec.name == name)
+
+    @property
+    def model(self) -> str:
+        """The model of the policy in force, empty before there is one."""
+        document = self.registry.document
+        return "" if document is None else document.pool.model
 
     def is_batch(self, class_slug: str) -> bool:
         entry = self.registry.classes.get(class_slug)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
@@ -49,6 +49,7 @@ class EngineWatch:
     def __init__(self, url: str) -> None:
         base = urlsplit(url)
         self._base = f"{base.scheme}://{base.netloc}{base.path.rstrip('/').removesuffix('/v1')}"
+        self._metrics_address = self._base + "/metrics"
         self._loop = asyncio.get_running_loop()
         self._session: aiohttp.ClientSession | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -58,6 +59,8 @@ class EngineWatch:
         self.totals = EngineTotals()
         self.failed: dict[str, int] = {}
         """Looks at the metrics page that brought nothing, by reason."""
+        self.batched: Mapping[str, int | None] = {}
+        """Inferences and executions of a server that batches one-shot work by itself."""
         self.on_change: Callable[[], None] = lambda: None
 
     def start(self) -> None:
@@ -90,21 +93,30 @@ class EngineWatch:
             await asyncio.sleep(HEALTH_EVERY_S)
 
     async def check(self) -> None:
-        """Ask once. `/health`; servers that have none are asked for their models."""
+        """Ask once."""
         try:
-            page = await self._get("/health")
-            if page.status in NO_SUCH_PATH:
-                page = await self._get("/v1/models")
+            trouble = await self.trouble()
         except aiohttp.ClientConnectorError:
             self.health.bad(f"nothing listens at {self._base}", proof=True)
         except (aiohttp.ClientError, TimeoutError, OSError, PageTooLarge) as error:
             self.health.bad(f"{self._base} did not answer: {_reason(error)}", proof=False)
         else:
-            if 200 <= page.status < 300:
-                self.health.good()
+            if trouble:
+                self.health.bad(trouble, proof=False)
             else:
-                self.health.bad(f"{self._base} answers {page.status} when asked for its health", proof=False)
+                self.health.good()
         self.on_change()
+
+    async def trouble(self) -> str:
+        """Why the server takes no work, empty when it does. `/health`; where there is none it is asked for its models.
+
+        Raises what a request raises.
+        """
+        page = await self._get(self._base + "/health")
+        if page.status in NO_SUCH_PATH:
+            page = await self._get(self._base + "/v1/models")
+        well = 200 <= page.status < 300
+        return "" if well else f"{self._base} answers {page.status} when asked for its health"
 
     # -- metrics -------------------------------------------------------------------------------------------------------
 
@@ -116,18 +128,25 @@ class EngineWatch:
     async def scrape(self) -> bool:
         """Look at the metrics page once; False when the server has none."""
         try:
-            page = await self._get("/metrics")
+            page = await self._get(self._metrics_address)
         except (aiohttp.ClientError, TimeoutError, OSError, PageTooLarge) as error:
             self._count_failed(_reason(error))
             return True
         if page.status != 200:
             self._count_failed("status")
             return page.status not in NO_SUCH_PATH
-        reading = read_page(page.body, whole=page.whole)
-        if not reading.engine:
+        if not self.take_page(page):
             self._count_failed("unreadable")
             return True
-        self._reading, self._read_at_s = reading, self._loop.time()
+        self._read_at_s = self._loop.time()
+        return True
+
+    def take_page(self, page: Page) -> bool:
+        """Read a metrics page; False when it is none of a server that is known here."""
+        reading = read_page(page.body, whole=page.whole)
+        if not reading.engine:
+            return False
+        self._reading = reading
         self.totals.take(reading)
         return True
 
@@ -146,8 +165,8 @@ class EngineWatch:
             )
         return self._session
 
-    async def _get(self, path: str) -> Page:
-        async with self._opened().get(self._base + path, allow_redirects=False) as response:
+    async def _get(self, address: str) -> Page:
+        async with self._opened().get(address, allow_redirects=False) as response:
             parts: list[bytes] = []
             size, whole = 0, True
             try:

@@ -161,6 +161,12 @@ def _latencies(engine: Engine, *, native: bool) -> Iterator[Metric]:
         lambda totals: totals.queue,
     )
     yield histogram(
+        "flexband_request_batch_wait_time_seconds",
+        "Time on a slot until the request's batch closed; one-shot requests that were gathered.",
+        STAGE_EDGES_S,
+        lambda totals: totals.batch_wait,
+    )
+    yield histogram(
         "flexband_request_inference_time_seconds",
         "Time at the backend, prefill and decode.",
         REQUEST_EDGES_S,
@@ -259,6 +265,11 @@ def _server(engine: Engine) -> Iterator[Metric]:
             for name, count in totals.counted.items()
             for sample in _known({"kind": name.removesuffix("_tokens")}, count)
         ],
+    )
+    yield counter(
+        "flexband_server_batched_total",
+        "Inferences and the executions that ran them, of a server that batches by itself.",
+        [sample for kind, count in watch.batched.items() for sample in _known({"kind": kind}, count)],
     )
     yield counter("flexband_server_restarts_total", "Restarts seen in its figures.", [({}, totals.restarts)])
     yield counter(

@@ -12,7 +12,8 @@ from controlplane.agent.backends.curves import CURVES
 from controlplane.agent.errors import UsageError
 from controlplane.agent.spool_store import DEFAULT_BYTES_MAX
 
-BACKENDS = ("sim", "openai")
+BACKENDS = ("sim", "openai", "triton")
+WITH_UPSTREAM = ("openai", "triton")
 NAME_CHARS_MAX = 63
 
 
@@ -41,11 +42,17 @@ class Options:
     enrol_token: str = ""
     upstream: str = ""
     upstream_priority: bool = False
+    triton_metrics: str = ""
+    """Whole address of Triton's metrics; empty is port 8002 of the upstream's host."""
+    triton_text_input: str = "TEXT"
+    triton_embedding_output: str = "EMBEDDING"
     broker: str = ""
     insecure: bool = False
     seed: int = 0
     sim_gpu: str = "h100"
     sim_speed: float = 1.0
+    sim_batch_fixed_us: int = 4_000
+    sim_batch_input_us: int = 500
     drain_timeout_s: float = 10.0
     spool_bytes_max: int = DEFAULT_BYTES_MAX
     otlp_endpoint: str = ""
@@ -67,8 +74,11 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--name", required=True, help="name of this agent, unique among those in use")
     made.add_argument("--state-dir", required=True, type=Path, metavar="DIR", help="key, policy and spool live here")
     made.add_argument("--backend", choices=BACKENDS, default="sim", help="what runs the requests (default: sim)")
-    made.add_argument("--upstream", default="", metavar="URL", help="inference server of --backend openai")
+    made.add_argument("--upstream", default="", metavar="URL", help="inference server of --backend openai or triton")
     made.add_argument("--upstream-priority", action="store_true", help="send vLLM's priority with each request")
+    made.add_argument("--triton-metrics", default="", metavar="URL", help="default: port 8002 of the upstream's host")
+    made.add_argument("--triton-text-input", default="TEXT", metavar="NAME", help="tensor that takes texts to embed")
+    made.add_argument("--triton-embedding-output", default="EMBEDDING", metavar="NAME", help="tensor with embeddings")
     made.add_argument("--slots", type=int, default=1, help="slots this machine offers (default: 1)")
     made.add_argument("--listen", default="127.0.0.1:9001", metavar="HOST:PORT", help="where tenants connect")
     made.add_argument("--admin-listen", default="127.0.0.1:9101", metavar="HOST:PORT", help="metrics and health")
@@ -79,6 +89,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--seed", type=int, default=0, help="seed of the simulated backend")
     made.add_argument("--sim-gpu", choices=sorted(CURVES), default="h100", help="curve of the simulated backend")
     made.add_argument("--sim-speed", type=float, default=1.0, help="how much faster than real time; 0 is infinitely")
+    made.add_argument("--sim-batch-fixed", type=float, default=4.0, metavar="MS", help="time of a simulated batch")
+    made.add_argument("--sim-batch-input", type=float, default=0.5, metavar="MS", help="and of each input in it")
     made.add_argument("--drain-timeout", type=float, default=10.0, metavar="S", help="bound of an orderly end")
     made.add_argument("--spool-max-mib", type=int, default=DEFAULT_BYTES_MAX >> 20, metavar="MIB", help="spool's bound")
     made.add_argument("--otlp-endpoint", default="", metavar="URL", help="collector that traces go to by OTLP/HTTP")
@@ -94,11 +106,7 @@ def parse(arguments: list[str]) -> Options:
         raise UsageError(f"--slots must be 1 or more, not {given.slots}")
     if not 1 <= len(given.name) <= NAME_CHARS_MAX:
         raise UsageError(f"--name must have 1 to {NAME_CHARS_MAX} characters, not {len(given.name)}")
-    if given.backend == "openai":
-        if urlsplit(given.upstream).scheme not in ("http",) or not urlsplit(given.upstream).hostname:
-            raise UsageError("--backend openai needs --upstream http://HOST:PORT of the inference server")
-    elif given.upstream:
-        raise UsageError("--upstream is for --backend openai: leave it out, or choose that backend")
+    _check_backend(given)
     if given.sim_speed < 0:
         raise UsageError(f"--sim-speed must be 0 (infinitely fast) or more, not {given.sim_speed}")
     if given.drain_timeout < 0 or given.spool_max_mib < 1:
@@ -116,11 +124,16 @@ def parse(arguments: list[str]) -> Options:
         enrol_token=given.enrol_token,
         upstream=given.upstream.rstrip("/"),
         upstream_priority=given.upstream_priority,
+        triton_metrics=given.triton_metrics,
+        triton_text_input=given.triton_text_input,
+        triton_embedding_output=given.triton_embedding_output,
         broker=given.broker,
         insecure=given.insecure,
         seed=given.seed,
         sim_gpu=given.sim_gpu,
         sim_speed=given.sim_speed,
+        sim_batch_fixed_us=round(given.sim_batch_fixed * 1000),
+        sim_batch_input_us=round(given.sim_batch_input * 1000),
         drain_timeout_s=given.drain_timeout,
         spool_bytes_max=given.spool_max_mib << 20,
         otlp_endpoint=traces_url(given.otlp_endpoint) if given.otlp_endpoint else "",
@@ -134,6 +147,25 @@ def traces_url(endpoint: str) -> str:
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise UsageError(f"--otlp-endpoint must be a URL like http://127.0.0.1:4318, not {endpoint!r}")
     return endpoint.rstrip("/") + "/v1/traces" if parts.path in ("", "/") else endpoint
+
+
+def _check_backend(given: argparse.Namespace) -> None:
+    if given.backend in WITH_UPSTREAM:
+        if not _is_http(given.upstream):
+            raise UsageError(f"--backend {given.backend} needs --upstream http://HOST:PORT of the inference server")
+    elif given.upstream:
+        raise UsageError("--upstream is for --backend openai and triton: leave it out, or choose one of them")
+    if given.triton_metrics and not _is_http(given.triton_metrics):
+        raise UsageError("--triton-metrics must be an address like http://127.0.0.1:8002/metrics")
+    if not given.triton_text_input or not given.triton_embedding_output:
+        raise UsageError("--triton-text-input and --triton-embedding-output must be names of the model's tensors")
+    if given.sim_batch_fixed < 0 or given.sim_batch_input < 0:
+        raise UsageError("--sim-batch-fixed and --sim-batch-input must be 0 ms or more")
+
+
+def _is_http(url: str) -> bool:
+    parts = urlsplit(url)
+    return parts.scheme == "http" and bool(parts.hostname)
 
 
 def _check_control_plane(url: str, *, insecure: bool) -> None:
