@@ -111,8 +111,8 @@ async def test_slots_are_as_ready_as_the_server_and_its_model(served):
     assert watch.health.state != READY and "when asked whether it is ready" in watch.health.why
 
 
-async def test_its_figures_are_told(served, tmp_path):
-    server, agent, watch = served
+async def test_its_figures_are_told(served):
+    server, _, watch = served
     server.metrics = PAGE.replace(b'"e5"', f'"{worlds.MODEL}"'.encode())
     assert await watch.scrape()
     assert (watch.reading.engine, watch.reading.waiting, watch.reading.running) == ("Triton", 7, None)
