@@ -23,6 +23,8 @@ WHOLE_BODY = (
     b'"finish_reason":"stop"}],%b}'
 )
 STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+HEALTH = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"
+NOTHING = b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n"
 END = b"\r\n\r\n"
 
 
@@ -75,6 +77,10 @@ class Connection(asyncio.Protocol):
         self.buffer = data = self.buffer + data if self.buffer else data
         head = data.find(END)
         if head < 0:
+            return
+        if data.startswith(b"GET "):
+            self.buffer = b""
+            self.transport.write(HEALTH if data.startswith(b"GET /health ") else NOTHING)
             return
         at = data.lower().find(b"content-length:", 0, head)
         size = int(data[at + 15 : data.index(b"\r", at)])

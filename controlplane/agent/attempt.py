@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from controlplane.agent.backends.base import Failure, Run, TokenUsage
 from controlplane.agent.call_headers import call_headers
+from controlplane.core.reasons import Outcome
 
 if TYPE_CHECKING:
     from controlplane.agent.call import Call
@@ -32,8 +33,9 @@ class Attempt:
             self.engine.batch_closed(self.call, self.serial)
 
     def prefill_began(self) -> None:
-        if self.live:
-            self.call.prefill_us = self.engine.clock.now_us()
+        call = self.call
+        if call.attempt is self and not call.closed:
+            call.prefill_us = self.engine.clock.now_us()
 
     def chunk(self, data: bytes, tokens: int) -> None:
         call = self.call
@@ -55,8 +57,9 @@ class Attempt:
         engine.produced(call, tokens)
 
     def finished(self, usage: TokenUsage, body: bytes) -> None:
-        if self.live:
-            self.engine.finish(self.call, usage, body)
+        call = self.call
+        if call.attempt is self and not call.closed:
+            self.engine.close(call, Outcome.COMPLETED, usage=usage, body=body)
 
     def failed(self, failure: Failure) -> None:
         if self.live:

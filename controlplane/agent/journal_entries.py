@@ -1,5 +1,7 @@
 """What the journal keeps: requests from admission to close, refusals, and reports as the bytes that were sent."""
 
+from typing import Final
+
 from msgspec import Struct, msgpack
 
 from controlplane.wire.report import UsageRow
@@ -113,12 +115,9 @@ class Sealed(Struct, array_like=True, frozen=True, tag="Z"):
 
 Entry = Head | Opened | Closed | Moved | Turned | Cut | Recut | Accepted | Sealed
 
-_encoder = msgpack.Encoder()
+encode: Final = msgpack.Encoder().encode
+"""An entry as bytes."""
 _decoder: "msgpack.Decoder[Entry]" = msgpack.Decoder(Entry)
-
-
-def encode(entry: Entry) -> bytes:
-    return _encoder.encode(entry)
 
 
 def decode(payload: bytes) -> Entry:

@@ -55,13 +55,16 @@ class Figures:
 
     def admitted(self, call: Call, now_us: int) -> None:
         """A request that stays until it has departed."""
-        flow = call.flow = self._flow_of(call, now_us)
+        class_id = call.klass.policy.id
+        flow = self.flows.get((call.key.live.id, class_id)) or self._flow_of(call, now_us)
+        call.flow = flow
         flow.admit(call.prompt_tokens + call.n * call.expected_output, now_us)
-        self.of_class(flow.class_id, now_us).recent.add(ADMITTED, now_us)
+        figures = self.classes.get(class_id) or self.of_class(class_id, now_us)
+        figures.recent.add(ADMITTED, now_us)
 
     def departed(self, call: Call, now_us: int) -> None:
         if call.flow is not None:
-            call.flow.depart(now_us, max(0, now_us - call.arrived_us))
+            call.flow.depart(now_us, now_us - call.arrived_us)
 
     def refused(self, call: Call, reason: str, now_us: int, *, as_wait_us: int | None) -> None:
         """A refusal; for want of room it also counts as a wait of the class's bound."""

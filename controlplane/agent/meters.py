@@ -43,8 +43,10 @@ class MeteredSlot:
 
     def start(self, serial: int, tenant_id: int, class_id: int, now_us: int) -> None:
         """An attempt begins; serials never repeat."""
+        if now_us > self._latest_us:
+            self._latest_us = now_us
         self._attempts[serial] = AttemptTime(tenant_id, class_id)
-        self.meter.start(serial, self._forward(now_us), serial)
+        self.meter.start(serial, self._latest_us, serial)
 
     def delivered(self, serial: int) -> None:
         """Output of the attempt was handed to its client: its time is charged, however it ends."""
@@ -58,7 +60,9 @@ class MeteredSlot:
         attempt.ended = True
         if attempt.charged is None:
             attempt.charged = charged
-        return self.meter.end(serial, self._forward(now_us))
+        if now_us > self._latest_us:
+            self._latest_us = now_us
+        return self.meter.end(serial, self._latest_us)
 
     @property
     def holds_back(self) -> bool:

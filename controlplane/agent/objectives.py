@@ -42,16 +42,6 @@ class Measured(Struct, gc=False):
     """The end's name, counted where it is bad."""
     downgraded: bool = False
 
-    def metric_us(self, name: str) -> int | None:
-        """The metric of a contract; None while it was not reached."""
-        if name == "ttft":
-            return self.ttft_us
-        if name == "queue_wait":
-            return self.queue_wait_us
-        if name == "tpot":
-            return self.tpot_us
-        return self.e2e_us if self.completed else None
-
 
 def judge(rule: Judge, measured: Measured) -> str:
     """`good`, `neutral`, or the cause for which the request is bad.
@@ -60,7 +50,16 @@ def judge(rule: Judge, measured: Measured) -> str:
     """
     if measured.downgraded:
         return DOWNGRADED
-    value_us = measured.metric_us(rule.metric)
+    # The metric of the contract, None while it was not reached.
+    metric = rule.metric
+    if metric == "ttft":
+        value_us = measured.ttft_us
+    elif metric == "queue_wait":
+        value_us = measured.queue_wait_us
+    elif metric == "tpot":
+        value_us = measured.tpot_us
+    else:
+        value_us = measured.e2e_us if measured.completed else None
     if measured.completed:
         return GOOD if value_us is not None and value_us <= rule.threshold_us else SLOW
     if measured.cancelled_by_client:
@@ -118,7 +117,7 @@ class ObjectiveLedger:
         """A request was offered and admitted."""
         minute_us = arrived_us - arrived_us % MINUTE_US
         for rule in judges:
-            count = self._count(rule.version_id, minute_us)
+            count = self._counts.get((rule.version_id, minute_us)) or self._count(rule.version_id, minute_us)
             count.offered += 1
             count.admitted += 1
 
@@ -136,9 +135,14 @@ class ObjectiveLedger:
         successful = measured.completed and not measured.downgraded
         verdicts = []
         for rule in judges:
-            verdict = Verdict(rule.version_id, minute_us, successful, judge(rule, measured))
-            verdicts.append(verdict)
-            self._take(verdict)
+            verdict = judge(rule, measured)
+            verdicts.append(Verdict(rule.version_id, minute_us, successful, verdict))
+            count = self._counts.get((rule.version_id, minute_us))
+            if count is not None and verdict == GOOD:
+                count.successful += successful
+                count.good += 1
+            else:
+                self._take(verdicts[-1])
         return verdicts
 
     def _take(self, verdict: Verdict) -> None:

@@ -11,7 +11,7 @@ from controlplane.agent.call import Call
 from controlplane.agent.objectives import Measured
 from controlplane.agent.purses import SlicePurse
 from controlplane.core.pricing import ChargeLines, charge
-from controlplane.core.reasons import Outcome, answer_for
+from controlplane.core.reasons import OUTCOME_CODES, Outcome, answer_for
 from controlplane.wire.report import FLAG_ESTIMATED, FLAG_NOT_CHARGED, FLAG_OUTAGE, FLAG_STREAMED, UsageRow
 
 NOTHING: Final = ChargeLines(0, 0, 0, 0, 0)
@@ -140,7 +140,7 @@ def closed_row(
     return UsageRow(
         call.request_id, call.arrived_us, ended_us, 1 if queued is None else queued.attempt, slot_id,
         opened.tenant_id, opened.key_id, opened.class_id, opened.asked_class_id, opened.model_id, opened.job,
-        opened.revision, opened.rate_version, outcome.code, status, flags,
+        opened.revision, opened.rate_version, OUTCOME_CODES[outcome], status, flags,
         prompt, cached if cached < prompt else prompt, usage.output_tokens,
         stages.admission_us, stages.queue_us, stages.batch_wait_us, stages.preprocess_us, stages.prefill_us,
         stages.decode_us, stages.return_us, ttft_us, gpu_us, opened.estimated_gpu_us,

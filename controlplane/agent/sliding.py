@@ -90,7 +90,10 @@ class Presence:
         self.present += 1
 
     def depart(self, now_us: int, residence_us: int) -> None:
-        self._advance(now_us)
+        if now_us >= self._step_end_us:
+            self._begin_step(now_us)
+        self._integral_us += self.present * (now_us - self._last_us)
+        self._last_us = now_us
         self._departures += 1
         self._residence_us += residence_us
         self.present -= 1

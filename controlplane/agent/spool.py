@@ -77,7 +77,10 @@ class SpoolState:
         if isinstance(entry, Opened):
             self.opened[entry.row.request_id] = entry
         elif isinstance(entry, Closed):
-            self.take_closed(entry)
+            opened = self.opened.pop(entry.row.request_id, None)
+            if opened is not None and not opened.counted:
+                self.admitted += opened.marks
+            self.closed.append(entry)
         elif isinstance(entry, Turned):
             self.turned.append(entry)
         elif isinstance(entry, Moved):
@@ -93,13 +96,6 @@ class SpoolState:
             self.sealed = entry
         elif isinstance(entry, Head):
             self._take_head(entry)
-
-    def take_closed(self, entry: Closed) -> None:
-        """An open request ended."""
-        opened = self.opened.pop(entry.row.request_id, None)
-        if opened is not None and not opened.counted:
-            self.admitted += opened.marks
-        self.closed.append(entry)
 
     def _take_head(self, head: Head) -> None:
         # The segment repeats what was open and unreported when it began.
@@ -212,13 +208,16 @@ class EpochSpool:
         return cls(directory, epoch, state, segment, size, heard_us)
 
     def append(self, entry: Entry) -> None:
-        """Buffer an entry and count it in."""
+        """Buffer an entry and count it in; what comes with every request is counted here, without another call."""
         payload = encode(entry)
         size, state = len(payload), self.state
         if isinstance(entry, Opened):
             state.opened[entry.row.request_id] = entry
         elif isinstance(entry, Closed):
-            state.take_closed(entry)
+            opened = state.opened.pop(entry.row.request_id, None)
+            if opened is not None and not opened.counted:
+                state.admitted += opened.marks
+            state.closed.append(entry)
         else:
             state.take(entry, self._path, self._written + HEADER.size, size)
         self._buffer += (header(payload, self._written), payload)

@@ -73,24 +73,24 @@ class DemandEstimate:
     def learn_output(self, output_tokens: int) -> None:
         """Take in the output of a completed request (one choice)."""
         before = self.expected_output
-        self.expected_output = float(output_tokens) if before is None else self._mix(before, output_tokens)
+        mixed = output_tokens if before is None else before + self.alpha * (output_tokens - before)
+        self.expected_output = float(mixed)
 
     def learn_gpu_us(self, estimated_gpu_us: int, actual_gpu_us: int) -> None:
         """Take in actual / estimate, the estimate without its bias; the average stays in [0.25, 4]."""
         if estimated_gpu_us <= 0 or actual_gpu_us < 0:
             return
-        mixed = self._mix(self.bias, actual_gpu_us / estimated_gpu_us)
-        self.bias = min(BIAS_MAX, max(BIAS_MIN, mixed))
+        bias = self.bias
+        bias += self.alpha * (actual_gpu_us / estimated_gpu_us - bias)
+        self.bias = BIAS_MIN if bias < BIAS_MIN else BIAS_MAX if bias > BIAS_MAX else bias
 
     def learn_bytes(self, prompt_bytes: int, prompt_tokens: int) -> None:
         """Take in the tokens that the backend counted for a prompt of known bytes."""
         if prompt_bytes <= 0 or prompt_tokens <= 0:
             return
-        ratio = min(TOKENS_PER_BYTE_MAX, prompt_tokens / prompt_bytes)
-        self.tokens_per_byte = self._mix(self.tokens_per_byte, ratio)
-
-    def _mix(self, old: float, new: float) -> float:
-        return old + self.alpha * (new - old)
+        ratio = prompt_tokens / prompt_bytes
+        ratio = TOKENS_PER_BYTE_MAX if ratio > TOKENS_PER_BYTE_MAX else ratio
+        self.tokens_per_byte += self.alpha * (ratio - self.tokens_per_byte)
 
 
 def raw_gpu_us(rates: WorkRates, prompt_tokens: int, output_tokens: int) -> int:

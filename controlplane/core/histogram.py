@@ -218,10 +218,13 @@ class WindowHistogram:
     def record(self, us: int, now_us: int) -> None:
         """Add one sample that was observed now."""
         index = bucket_index(us)
-        counts = self._slide(now_us)
+        # After any slide the last step is the current one.
+        counts = self._order[-1][1] if now_us // self._step_us == self._current else self._slide(now_us)
         counts[index] = counts.get(index, 0) + 1
-        self._total[index] = self._total.get(index, 0) + 1
-        self._quantiles.clear()
+        total = self._total
+        total[index] = total.get(index, 0) + 1
+        if self._quantiles:
+            self._quantiles.clear()
 
     def merge(self, histogram: Histogram, now_us: int) -> None:
         """Add the samples of a histogram, as observed now."""

@@ -183,6 +183,13 @@ class Scheduler:
         slot.ready = slot.ready if ready is None else ready
         self._remap()
 
+    def anything_queued(self) -> bool:
+        """Whether anything waits: where nothing does, nothing can start and nobody has to give way."""
+        for queue in self.classes:  # noqa: SIM110  asked after every start and end, where a generator costs most
+            if queue.queued:
+                return True
+        return False
+
     # -- what runs next ----------------------------------------------------------------------------------------------
 
     def next_dispatch(self, now_us: int) -> QueuedRequest | None:

@@ -121,12 +121,11 @@ class SlotMeter:
             self._accrue(self._minute_end_us)
             self._settle()
             self._minute_end_us += US_PER_MINUTE
-        self._accrue(at_us)
+        if at_us > self._now_us:
+            self._accrue(at_us)
 
     def _accrue(self, at_us: int) -> None:
         elapsed_us = at_us - self._now_us
-        if not elapsed_us:
-            return
         self._now_us = at_us
         if self._weight:
             step, self._rest = divmod((elapsed_us << _FRACTION_BITS) + self._rest, self._weight)

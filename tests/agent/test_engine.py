@@ -24,10 +24,15 @@ async def send(agent, **fields) -> WireClient:
     key, headers = fields.pop("key", worlds.SECRET), fields.pop("headers", "")
     client = await WireClient.connect(agent.port)
     agent.clients.append(client)  # a client that nobody holds is closed
-    before = agent.engine.offered + agent.engine._serial
+    before = looked_at(agent)
     client.send(post(chat_body(**fields), key=key, headers=headers))
-    await agent.until(lambda: agent.engine.offered + agent.engine._serial > before)
+    await agent.until(lambda: looked_at(agent) > before)
     return client
+
+
+def looked_at(agent) -> int:
+    """Requests that were decided on, or that wait for a lease."""
+    return agent.engine.offered + sum(len(calls) for calls in agent.engine.desk.waiting.values())
 
 
 def report_of(agent) -> Report:
