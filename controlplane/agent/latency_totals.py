@@ -37,13 +37,13 @@ class ClassTotals:
     """Everything that ended in one class since the start."""
 
     __slots__ = (
-        "admission", "cached_tokens", "decode", "e2e", "inference", "output_tokens", "prefill", "prompt_tokens",
-        "queue", "tpot", "ttft",
+        "admission", "batch_wait", "cached_tokens", "decode", "e2e", "inference", "output_tokens", "prefill",
+        "prompt_tokens", "queue", "tpot", "ttft",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.admission, self.queue, self.inference = Total(), Total(), Total()
-        self.prefill, self.decode = Total(), Total()
+        self.batch_wait, self.prefill, self.decode = Total(), Total(), Total()
         self.ttft, self.tpot, self.e2e = Total(), Total(), Total()
         self.prompt_tokens = self.cached_tokens = self.output_tokens = 0
 
@@ -58,6 +58,8 @@ class ClassTotals:
         if row.slot_id < 0:
             return
         self.inference.record(row.prefill_us + row.decode_us)
+        if row.batch_wait_us > 0:
+            self.batch_wait.record(row.batch_wait_us)
         if not row.flags & FLAG_STREAMED or row.ttft_us < 0:
             return
         self.ttft.record(row.ttft_us)

@@ -180,8 +180,11 @@ def _attempt_stages(attempt: AttemptTrace, *, stream: bool) -> Iterator[Stage]:
 
     Of an answer that is not streamed nobody sees the first token: prefill and decode are one stage.
     """
-    began_us = max(attempt.prefill_us, attempt.dispatched_us)
-    yield "preprocess", attempt.dispatched_us, began_us
+    batched_us = attempt.batched_us or attempt.dispatched_us
+    if attempt.batched_us:
+        yield "batch_wait", attempt.dispatched_us, batched_us
+    began_us = max(attempt.prefill_us, batched_us)
+    yield "preprocess", batched_us, began_us
     yield "prefill" if stream else "upstream", began_us, attempt.first_us or attempt.ended_us
     if attempt.first_us:
         yield "decode", attempt.first_us, attempt.last_us

@@ -63,6 +63,7 @@ class AttemptTrace:
     span_id: int
     slot: str
     dispatched_us: int
+    batched_us: int = 0
     prefill_us: int = 0
     first_us: int = 0
     last_us: int = 0
@@ -91,6 +92,7 @@ class Trace:
             return
         attempt = self.attempts[-1]
         attempt.prefill_us, attempt.first_us, attempt.last_us = call.prefill_us, call.first_us, call.last_us
+        attempt.batched_us = (call.batched_us or now_us) if call.gathers else 0
         attempt.ended_us, attempt.ended_by = now_us, ended_by
 
 

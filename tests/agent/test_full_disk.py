@@ -64,7 +64,7 @@ async def test_an_agent_outlives_a_full_disk_and_reports_everything_after_it(wor
     ):
         await cp.until(lambda: process.control.epoch_now())
         await cp.in_database(cp.push_policy)()
-        await cp.until(lambda: process.engine.ready)
+        await cp.until(lambda: process.engine.ready and process.engine.registry.keys)
         client = await WireClient.connect(process.port)
         for _ in range(3):
             assert (await client.ask(post(chat_body(), key=cp.SECRET))).status == 200

@@ -157,9 +157,10 @@ async def test_no_prompt_and_no_key_is_left_in_log_files_or_traces_of_a_whole_ru
             await cp.until(lambda: _epoch(process))
             await cp.in_database(cp.push_policy)()
             await cp.until(process.ready, 20)
+            await cp.until(lambda: _live_number(process))
             statuses = [await ask(process.port, max_tokens=n, stream=n == 3) for n in (1, 2, 3, 4, 5)]
             statuses.append(await ask(process.port, key=WRONG_KEY))
-            statuses.append(await ask(process.port, model=PROMPT))
+            statuses.append(await ask(process.port, model="no-such-model"))
             statuses.append(await ask(process.port, body=b'{"messages": "' + PROMPT.encode()))
             statuses.append(await ask(process.port, body=json.dumps({"model": {"a": PROMPT}}).encode()))
             gone = await WireClient.connect(process.port)
@@ -173,7 +174,7 @@ async def test_no_prompt_and_no_key_is_left_in_log_files_or_traces_of_a_whole_ru
     assert statuses[0] == 502 and statuses[3] == 400 and statuses[5:] == [401, 403, 400, 400]
     assert "failed: the inference server answered" in log and "epoch" in log, "it is the whole log"
     kept = b"".join(path.read_bytes() for path in Path(state).rglob("*") if path.is_file())
-    assert b"acme" in kept
+    assert b"bundle" in kept
     assert collector.spans
     for secret in (cp.SECRET, WRONG_KEY, PROMPT, "Zebedee", token):
         assert secret not in log
@@ -185,6 +186,10 @@ async def ask(port: int, *, key: str = cp.SECRET, body: bytes = b"", **fields) -
     client = await WireClient.connect(port)
     body = body or chat_body(messages=[{"role": "user", "content": PROMPT}], **fields)
     return (await client.ask(post(body, key=key))).status
+
+
+async def _live_number(process: Process) -> int:
+    return (await process.health())["live_number"]
 
 
 async def _epoch(process: Process) -> int:

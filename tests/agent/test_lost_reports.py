@@ -45,7 +45,7 @@ async def test_the_control_plane_is_told_of_reports_that_are_lost(world, tmp_pat
     async with cp.running_agent(url, token, tmp_path / "state", "--sim-speed", "0") as process:
         await cp.until(lambda: process.control.epoch_now())
         await cp.in_database(cp.push_policy)()
-        await cp.until(lambda: process.engine.ready)
+        await cp.until(lambda: process.engine.ready and process.engine.registry.keys)
         await serve(process, 2)
         await cp.until(lambda: process.store.records_accepted == 2)
         await up.__aexit__(None, None, None)
@@ -78,7 +78,7 @@ async def test_a_control_plane_that_asks_for_what_is_long_gone_is_told(world, tm
     async with cp.control_plane() as url, cp.running_agent(url, token, tmp_path / "state", "--sim-speed", "0") as agent:
         await cp.until(lambda: agent.control.epoch_now())
         await cp.in_database(cp.push_policy)()
-        await cp.until(lambda: agent.engine.ready)
+        await cp.until(lambda: agent.engine.ready and agent.engine.registry.keys)
         spool = agent.store.current
         await cp.until(lambda: spool.state.accepted_through >= 3)
         while len(spool.state.accepted) > 1:

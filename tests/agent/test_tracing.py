@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import sys
 import time
@@ -16,6 +17,7 @@ from controlplane.agent.options import parse, traces_url
 from controlplane.agent.otlp_export import OtlpSink
 from controlplane.agent.request_ids import new_request_id
 from controlplane.agent.tracing import WAITING_MAX, Parent, Tracer, parse_traceparent
+from controlplane.wire.policy import Batching
 from tests.agent import worlds
 from tests.agent.collectors import Collector, Hanging
 from tests.agent.upstreams import DONE, ROLE, USAGE, Upstream, begin, chunk, respond, word
@@ -122,6 +124,22 @@ async def test_every_attempt_has_its_span(make_agent):
     covered = sum(span.us for span in parts if span not in attempts)
     assert covered == root.us
     assert root.attributes["flexband.attempts"] == 2 and not root.failed
+
+
+async def test_the_wait_for_a_batch_is_a_stage_of_the_attempt(make_agent):
+    agent = await make_agent(worlds.document(pool={"batching": Batching(16, 40)}))
+    with Collector() as collector:
+        tracer = traced(agent, collector.url)
+        client = await WireClient.connect(agent.port)
+        body = json.dumps({"model": worlds.MODEL, "input": PROMPT}).encode()
+        assert (await client.ask(post(body, path="/v1/embeddings"))).status == 200
+        root, *parts = await spans_of(collector, tracer)
+    [row] = agent.closed_rows()
+    assert root.name == f"embeddings {worlds.MODEL}"
+    [wait] = [span for span in parts if span.name == "batch_wait"]
+    assert wait.us == row.batch_wait_us >= 40_000
+    assert sum(span.us for span in parts if span.kind != CLIENT) == root.us == row.ended_us - row.arrived_us
+    assert not any(b"Zebedee" in body for body in collector.bodies)
 
 
 async def test_refused_and_failed_requests_are_traced_without_what_the_client_wrote(make_agent):

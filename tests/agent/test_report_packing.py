@@ -1,0 +1,105 @@
+"""Large reports travel packed, small ones plain, and a control plane that wants them plain gets them plain."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gzip
+import time
+from contextlib import asynccontextmanager
+
+import msgspec
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from controlplane.agent.client import PACK_FROM_BYTES, ControlPlane
+from controlplane.wire import signing
+from controlplane.wire.report import Answer, Problem
+from tests.agent import control_planes as cp
+from tests.agent.wire_client import WireClient, chat_body, post
+
+KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
+PATH = "/agent/v1/report"
+
+
+class Server:
+    """Keeps what it is sent, byte for byte; takes packed bodies or refuses them."""
+
+    def __init__(self, *, takes_packed: bool) -> None:
+        self.takes_packed = takes_packed
+        self.seen: list[tuple[str, bytes]] = []
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError):
+            while True:
+                lines = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+                headers = {k.lower(): v.strip() for k, v in (line.split(":", 1) for line in lines[1:] if line)}
+                body = await reader.readexactly(int(headers["content-length"]))
+                status, answer = self.answer(headers, body)
+                writer.write(b"HTTP/1.1 %d X\r\ncontent-length: %d\r\n\r\n%b" % (status, len(answer), answer))
+        writer.close()
+
+    def answer(self, headers: dict[str, str], body: bytes) -> tuple[int, bytes]:
+        coding = headers.get("content-encoding", "")
+        self.seen.append((coding, body))
+        message = signing.request_message(method="POST", path=PATH, body=body, epoch=3, stamp=5)
+        public, signature = KEY.public_key().public_bytes_raw(), signing.from_text(headers[signing.SIGNATURE_HEADER])
+        if not signing.verify(public, signature, message):
+            return 401, msgspec.json.encode(Problem("urn:x", "no", 401, "bad_signature"))
+        if coding and not self.takes_packed:
+            return 415, msgspec.json.encode(Problem("urn:x", "no", 415, "unreadable", "plain, please"))
+        return 200, msgspec.json.encode(Answer(5, False, 0, "", 1000, time.time_ns() // 1000, 1))
+
+
+@asynccontextmanager
+async def serving(**how):
+    server = Server(**how)
+    listener = await asyncio.start_server(server.serve, "127.0.0.1", 0)
+    port = listener.sockets[0].getsockname()[1]
+    client = ControlPlane(f"http://127.0.0.1:{port}", KEY, "a", lambda: time.time_ns() // 1000)
+    try:
+        yield server, client
+    finally:
+        await client.close()
+        listener.close()
+
+
+async def test_large_reports_are_packed_with_the_same_bytes_each_time():
+    large, small = b'{"a":"%b"}' % (b"x" * PACK_FROM_BYTES), b"{}"
+    async with serving(takes_packed=True) as (server, client):
+        for body in (large, large, small):
+            assert (await client.report(body, epoch=3, seq=5)).accepted_through == 5
+    assert [coding for coding, _ in server.seen] == ["gzip", "gzip", ""]
+    assert server.seen[0] == server.seen[1] and gzip.decompress(server.seen[0][1]) == large
+    assert len(server.seen[0][1]) < len(large) / 20
+    assert server.seen[2][1] == small
+
+
+async def test_a_control_plane_that_wants_them_plain_is_asked_once():
+    large = b" " * PACK_FROM_BYTES
+    async with serving(takes_packed=False) as (server, client):
+        for _ in range(3):
+            await client.report(large, epoch=3, seq=5)
+    assert [coding for coding, _ in server.seen] == ["gzip", "", "", ""]
+    assert server.seen[1][1] == large
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.slow
+async def test_packed_reports_are_counted_like_others(world, tmp_path, monkeypatch):
+    monkeypatch.setattr("controlplane.agent.client.PACK_FROM_BYTES", 1)
+    token = await cp.in_database(world.token)()
+    async with (
+        cp.control_plane() as url,
+        cp.running_agent(url, token, tmp_path / "state", "--sim-speed", "0") as process,
+    ):
+        await cp.until(lambda: process.control.epoch_now())
+        await cp.in_database(cp.push_policy)()
+        await cp.until(lambda: process.engine.ready and process.engine.registry.keys)
+        client = await WireClient.connect(process.port)
+        for _ in range(20):
+            assert (await client.ask(post(chat_body(), key=cp.SECRET))).status == 200
+        await cp.until(lambda: process.store.records_accepted == 20)
+        assert process.client._packs
+    assert len(await cp.records()) == 20
+    assert await cp.quarantined() == []
