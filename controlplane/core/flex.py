@@ -79,9 +79,12 @@ def _read_pool(snapshot: FlexSnapshot) -> _Pool:
     age_us = elapsed_us(figures.telemetry_at_us, snapshot.now_us)
     fresh = age_us is not None and 0 <= age_us < policy.telemetry_stale_us
     complete = figures.p95_queue_us is not None and figures.admitted_per_s is not None
+    # What silent agents still serve nobody can say: an old rate over the slots that are left is no load.
+    lost = any(slot.state is SlotState.LOST and slot.band is not Band.BATCH for slot in snapshot.slots)
+    admitted_per_s = None if lost and not fresh else figures.admitted_per_s
     return _Pool(
-        load=load_of(figures.admitted_per_s, snapshot.safe_rate, serving),
-        load_with_one_slot_less=load_of(figures.admitted_per_s, snapshot.safe_rate, serving - 1),
+        load=load_of(admitted_per_s, snapshot.safe_rate, serving),
+        load_with_one_slot_less=load_of(admitted_per_s, snapshot.safe_rate, serving - 1),
         telemetry_age_us=age_us,
         telemetry_known=fresh and complete,
         demand=demand(snapshot.jobs, snapshot.slots, now_us=snapshot.now_us, missed_grace_us=policy.missed_grace_us),

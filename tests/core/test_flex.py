@@ -239,3 +239,21 @@ def test_a_row_is_written_when_it_acts_when_a_check_flips_and_once_a_minute():
     renewal = decide(replace(ready_to_lend(), frozen=True, slots=(*others, lent)))
     assert names(renewal, FlexActionKind.RENEW) == {"f1"}
     assert not renewal.acts
+
+
+@pytest.mark.parametrize(
+    ("age_us", "reason"),
+    [(20 * SECOND_US, RecallReason.TELEMETRY_STALE), (1, RecallReason.INTERACTIVE_LOAD)],
+)
+def test_lost_slots_are_missing_telemetry_and_not_load(age_us, reason):
+    """Every interactive slot is lost: while nobody reports, the last rate says nothing about the load of now."""
+    floor = [FlexSlot(name=f"i{n}", band=Band.INTERACTIVE, state=SlotState.LOST) for n in range(4)]
+    lent = FlexSlot(
+        name="f1", band=Band.FLEX, state=SlotState.LENT, fence=1, lent_at_us=0, grant_expires_at_us=START_US + 1
+    )
+    said = replace(ready_to_lend().interactive, telemetry_at_us=START_US - age_us)
+    decision = decide(replace(ready_to_lend(), slots=(*floor, lent), interactive=said, jobs=()))
+    (recall,) = decision.of_kind(FlexActionKind.RECALL)
+    assert recall.reason is reason
+    load = next(check for check in decision.checks if check.name == "interactive_load")
+    assert (load.value is None) is (reason is RecallReason.TELEMETRY_STALE)
