@@ -1,9 +1,17 @@
 """The official client against a real agent."""
 
+import asyncio
+import time
+from itertools import pairwise
+
 import openai
 import pytest
 
-from tests.agent import worlds
+from controlplane.agent.backends.openai import OpenAIBackend
+from controlplane.core.reasons import Outcome
+from tests.agent import transcripts, worlds
+from tests.agent import upstreams as up
+from tests.agent.upstreams import Upstream
 
 MESSAGES = [{"role": "user", "content": "Say something about queues and how they drain."}]
 
@@ -104,3 +112,183 @@ async def test_refusals_have_the_openai_shape(make_agent):
     assert len(samples) == 3
     assert any(not check.held for check in samples[0].checks)
     agent.assert_nothing_held()
+
+
+def engine_client(agent: worlds.Agent, *, retries: int = 0, **more) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(api_key=worlds.SECRET, base_url=agent.url, max_retries=retries, timeout=10, **more)
+
+
+async def in_front_of(make_agent, server: Upstream) -> worlds.Agent:
+    return await make_agent(backend=OpenAIBackend(server.url))
+
+
+async def test_tools_arrive_as_the_server_called_them(make_agent):
+    """Streamed in pieces, two beside each other, and whole: the client puts together what the server sent."""
+    form = next(form for form in transcripts.ALL if form.name == "tool_calls_with_content")
+    call = b'{"id":"t9","type":"function","function":{"name":"tide_table","arguments":"{\\"port\\":\\"Husum\\"}"}}'
+    whole = (
+        b'{"id":"u1","choices":[{"index":0,"finish_reason":"tool_calls","message":{"role":"assistant","content":null,'
+        b'"tool_calls":[%b]}}],"usage":{"prompt_tokens":88,"completion_tokens":15}}' % call
+    )
+
+    async def script(_, body, writer):
+        if body.get("stream"):
+            up.begin(writer)
+            up.chunk(writer, b"".join(form.events))
+            up.end(writer)
+        else:
+            up.respond(writer, 200, whole)
+
+    tools = [{"type": "function", "function": {"name": "tide_table", "parameters": {"type": "object"}}}]
+    async with Upstream(script) as server:
+        agent = await in_front_of(make_agent, server)
+        async with engine_client(agent) as ai:
+            asked = {"model": worlds.MODEL, "messages": MESSAGES, "max_tokens": 64, "tools": tools}
+            answer = await ai.chat.completions.create(**asked)
+            async with ai.chat.completions.stream(**asked) as stream:
+                async for _ in stream:
+                    pass
+                final = await stream.get_final_completion()
+    (one,) = answer.choices[0].message.tool_calls
+    assert (one.function.name, one.function.arguments) == ("tide_table", '{"port":"Husum"}')
+    message = final.choices[0].message
+    assert message.content == "Let me look"
+    assert [(c.id, c.function.arguments) for c in message.tool_calls] == [
+        ("t1", '{"port":"Husum"}'),
+        ("t2", '{"port":"Emden"}'),
+    ]
+    assert server.bodies[0]["tools"] == tools
+    assert [row.output_tokens for row in agent.closed_rows()] == [15, 41]
+    agent.assert_nothing_held()
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (400, openai.BadRequestError),
+        (401, openai.InternalServerError),
+        (404, openai.NotFoundError),
+        (409, openai.ConflictError),
+        (422, openai.UnprocessableEntityError),
+        (429, openai.RateLimitError),
+        (500, openai.InternalServerError),
+        (503, openai.InternalServerError),
+    ],
+)
+@pytest.mark.parametrize("stream", [True, False])
+async def test_each_failure_of_the_server_is_the_clients_own_exception(make_agent, status, kind, stream):
+    """A 401 of the server is about the agent: the client's key was good and it is not told otherwise."""
+    words = b'{"error":{"message":"no","type":"t","code":"c","param":"p"}}'
+
+    async def script(_, __, writer):
+        up.respond(writer, status, words, b"retry-after: 1")
+
+    async with Upstream(script) as server:
+        agent = await in_front_of(make_agent, server)
+        async with engine_client(agent) as ai:
+            with pytest.raises(kind) as raised:
+                await ai.chat.completions.create(model=worlds.MODEL, messages=MESSAGES, stream=stream)
+    own = status < 500 and status != 401
+    assert raised.value.code == ("c" if own else "upstream_error")
+    assert raised.value.response.headers["x-request-id"] == agent.closed_rows()[0].request_id
+    agent.assert_nothing_held()
+
+
+async def test_an_error_inside_a_stream_reaches_the_client_as_one(make_agent):
+    form = next(form for form in transcripts.ALL if form.name == "error_inside")
+
+    async def script(_, __, writer):
+        up.begin(writer)
+        up.chunk(writer, b"".join(form.events))
+        up.end(writer)
+
+    async with Upstream(script) as server:
+        agent = await in_front_of(make_agent, server)
+        async with engine_client(agent) as ai:
+            stream = await ai.chat.completions.create(model=worlds.MODEL, messages=MESSAGES, stream=True)
+            words = []
+            with pytest.raises(openai.APIError, match="ran out of memory"):
+                async for chunk in stream:
+                    words.append(chunk.choices[0].delta.content)
+    assert words == ["", "Grüße", " aus"]
+    (row,) = agent.closed_rows()
+    assert (row.outcome, row.output_tokens) == (Outcome.UPSTREAM_ERROR.code, 2)
+
+
+async def test_the_clients_own_retries_wait_as_long_as_the_server_said(make_agent):
+    """Each try is a request of its own with its own record; only the last is charged."""
+    instants: list[float] = []
+
+    async def script(_, __, writer):
+        instants.append(time.perf_counter())
+        if len(instants) < 3:
+            up.respond(writer, 429, b'{"error":{"message":"busy"}}', b"retry-after: 1")
+        else:
+            up.respond(writer, 200, up.WHOLE)
+
+    async with Upstream(script) as server:
+        agent = await in_front_of(make_agent, server)
+        async with engine_client(agent, retries=2) as ai:
+            answer = await ai.chat.completions.create(model=worlds.MODEL, messages=MESSAGES)
+    assert answer.usage.completion_tokens == 3
+    waits_s = [later - earlier for earlier, later in pairwise(instants)]
+    print(f"tries came {', '.join(f'{wait:.2f} s' for wait in waits_s)} apart; told 1 s")
+    assert all(wait >= 1.0 for wait in waits_s)
+    rows = agent.closed_rows()
+    assert [row.status for row in rows] == [429, 429, 200]
+    assert len({row.request_id for row in rows}) == 3
+    assert [row.charge_output_nanos for row in rows] == [0, 0, 9000]
+
+
+async def test_refusals_that_waiting_does_not_heal_are_not_tried_again(make_agent):
+    agent = await make_agent()
+    async with engine_client(agent, retries=3) as ai:
+        with pytest.raises(openai.BadRequestError):
+            await ai.chat.completions.create(model=worlds.MODEL, messages=MESSAGES, max_tokens=513)
+        with pytest.raises(openai.BadRequestError):
+            await ai.chat.completions.create(model=worlds.MODEL, messages=[])
+    assert agent.engine.offered == 1, "one refusal each; what cannot be read is not offered"
+
+
+async def test_a_task_that_is_cancelled_cancels_upstream(make_agent):
+    """Whole and streamed: the server is told within a second, the record is closed."""
+
+    async def script(_, body, writer):
+        if body.get("stream"):
+            up.begin(writer)
+            up.chunk(writer, up.ROLE + up.word("a"))
+        await asyncio.sleep(30)
+
+    async with Upstream(script) as server:
+        agent = await in_front_of(make_agent, server)
+        for number, stream in enumerate((False, True), start=1):
+            async with engine_client(agent) as ai:
+
+                async def use(ai=ai, stream=stream):
+                    answer = await ai.chat.completions.create(model=worlds.MODEL, messages=MESSAGES, stream=stream)
+                    async for _ in answer:
+                        pass
+
+                using = asyncio.create_task(use())
+                await agent.until(lambda number=number: len(server.bodies) == number)
+                await asyncio.sleep(0.05)
+                using.cancel()
+                cancelled_s = time.perf_counter()
+                await agent.until(lambda number=number: server.gone == number, within_s=1.0)
+                print(f"stream={stream}: upstream was told after {(time.perf_counter() - cancelled_s) * 1000:.1f} ms")
+                await asyncio.gather(using, return_exceptions=True)
+        assert [row.outcome for row in agent.closed_rows()] == [Outcome.CANCELLED_BY_CLIENT.code] * 2
+        agent.assert_nothing_held()
+
+
+async def test_a_client_that_gives_up_waiting_is_one_cancelled_request(make_agent):
+    async def script(_, __, writer):
+        await asyncio.sleep(30)
+
+    async with Upstream(script) as server:
+        agent = await in_front_of(make_agent, server)
+        async with engine_client(agent).with_options(timeout=0.3) as ai:
+            with pytest.raises(openai.APITimeoutError):
+                await ai.chat.completions.create(model=worlds.MODEL, messages=MESSAGES)
+        await agent.until(lambda: not agent.engine.calls and server.gone == 1, within_s=1.0)
+        assert [row.outcome for row in agent.closed_rows()] == [Outcome.CANCELLED_BY_CLIENT.code]
