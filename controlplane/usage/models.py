@@ -222,3 +222,30 @@ class Quarantine(models.Model):
     payload = models.JSONField()
     records = models.IntegerField(default=1)
     resolved_at = models.DateTimeField(null=True, blank=True)
+
+
+class ImportedUsage(models.Model):
+    """Usage that no agent of ours reported: a public trace, a file of one's own, events of another gateway.
+
+    Identity is (source, tenant, external id); lines of a file without ids have the file's digest and line as theirs.
+    Never charged and never attributed. `digest` is of the content: the same identity with another content is refused.
+    `prompt_tokens` includes `cached_tokens`.
+    """
+
+    id = models.BigAutoField(primary_key=True)
+    source = models.CharField(max_length=120)
+    tenant_slug = models.CharField(max_length=200, blank=True, default="")
+    external_id = models.CharField(max_length=200)
+    at = models.DateTimeField()
+    model = models.CharField(max_length=200, blank=True, default="")
+    prompt_tokens = models.BigIntegerField()
+    cached_tokens = models.BigIntegerField(default=0)
+    output_tokens = models.BigIntegerField()
+    digest = models.BinaryField(max_length=16)
+    imported_at = models.DateTimeField()
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["source", "tenant_slug", "external_id"], name="imported_usage_once")
+        ]
+        indexes = [models.Index(fields=["source", "at"])]
