@@ -1,6 +1,7 @@
 """Pass-through to an inference server: bytes unchanged, usage read, failures told."""
 
 import asyncio
+import json
 
 import pytest
 
@@ -9,6 +10,7 @@ from controlplane.agent.backends.sse import EventStream
 from controlplane.core.reasons import Outcome
 from controlplane.wire.report import FLAG_ESTIMATED
 from tests.agent import upstreams as up
+from tests.agent import worlds
 from tests.agent.upstreams import Upstream, begin, chunk, end, respond, whole
 from tests.agent.wire_client import WireClient, chat_body, post
 
@@ -62,6 +64,34 @@ async def test_the_limit_is_explicit_and_priority_goes_where_asked(make_agent):
         assert "max_tokens" not in server.bodies[1]
         assert {body["priority"] for body in server.bodies} == {100}
         assert server.connections == 1, "the upstream connection is kept"
+
+
+async def test_the_more_urgent_class_has_the_smaller_number_there_too(make_agent):
+    """vLLM runs the smallest `priority` first, and so does the scheduler: the number passes as it is."""
+    doc = worlds.document(
+        classes=[worlds.class_policy(priority=10), worlds.class_policy("bulk", kind="batch", priority=100)]
+    )
+    async with Upstream(whole) as server:
+        agent = await make_agent(doc, backend=OpenAIBackend(server.url, send_priority=True))
+        client = await WireClient.connect(agent.port)
+        await client.ask(post(chat_body()))
+        await client.ask(post(chat_body(), key=worlds.BATCH_SECRET))
+        assert [body["priority"] for body in server.bodies] == [10, 100]
+        orders = {queue.spec.slug: queue.spec.precedence for queue in agent.engine.scheduler.classes}
+        assert orders == {"chat": 10, "bulk": 100}
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_nothing_is_sent_that_nobody_asked_for(make_agent, stream):
+    """Not every server takes fields that it does not know."""
+    async with Upstream(streaming(STREAM) if stream else whole) as server:
+        agent = await agent_for(make_agent, server)
+        fields = json.loads(chat_body(stream=stream, max_tokens=None, seed=7))
+        del fields["max_tokens"]
+        client = await WireClient.connect(agent.port)
+        await client.ask(post(json.dumps(fields).encode(), headers="x-flexband-class: chat\r\ncookie: a=b\r\n"))
+        added = {"max_tokens": 16} | ({"stream_options": {"include_usage": True}} if stream else {})
+        assert server.bodies == [{**fields, **added}]
 
 
 @pytest.mark.parametrize("send_priority", [True, False])
