@@ -16,9 +16,12 @@ from controlplane.fleet.models import Pool
 from controlplane.live import stages
 from controlplane.live.contracts import FIVE_MINUTES_S, HOUR_S, Evaluation
 from controlplane.live.deadlines import Night
-from controlplane.live.readings import Reading
+from controlplane.live.readings import Reading, SlotNow
 from controlplane.live.strip import iso
 from controlplane.web.numerals import duration
+
+#: An alert names so many slots and counts the rest.
+SLOTS_NAMED = 8
 
 GRADES = ("bad", "risk", "unknown", "ok")
 WORDS = {"bad": "Breached", "risk": "At risk", "unknown": "Unknown", "ok": "OK"}
@@ -211,7 +214,7 @@ def tally(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def alert_rows(reading: Reading) -> list[dict[str, Any]]:
-    """Open alerts: burn, absence, slots past their bound, agents that refuse their policy; loudest first."""
+    """Open alerts: burn, absence, slots past their bound, slots that nobody sees; loudest first."""
     rows = [row for evaluation in reading.evaluations.values() for row in _burn_alerts(reading, evaluation)]
     for pool in reading.pools:
         for slot in reading.slots.get(pool.pk, []):
@@ -227,7 +230,35 @@ def alert_rows(reading: Reading) -> list[dict[str, Any]]:
                         "url": link("pool", pool.slug),
                     }
                 )
+        rows += _lost_alerts(pool, reading.slots.get(pool.pk, []))
     return sorted(rows, key=lambda row: (GRADES.index(row["grade"]), row["since"] or "", row["key"]))
+
+
+def _lost_alerts(pool: Pool, slots: list[SlotNow]) -> list[dict[str, Any]]:
+    """One open incident for each agent that vanished, until it reports again or is retired."""
+    lost: dict[tuple[int | None, str], list[SlotNow]] = {}
+    for slot in slots:
+        if slot.state == "lost":
+            lost.setdefault((slot.agent_id, slot.agent_name), []).append(slot)
+    return [_lost_alert(pool, agent_id, name, rows) for (agent_id, name), rows in lost.items()]
+
+
+def _lost_alert(pool: Pool, agent_id: int | None, name: str, slots: list[SlotNow]) -> dict[str, Any]:
+    names = ", ".join(slot.name for slot in slots[:SLOTS_NAMED])
+    more = f" and {len(slots) - SLOTS_NAMED} more" if len(slots) > SLOTS_NAMED else ""
+    plural = "slots are" if len(slots) > 1 else "slot is"
+    return {
+        "key": f"lost-{pool.slug}-{agent_id}",
+        "grade": "unknown",
+        "word": "Lost",
+        "title": f"{name or 'An agent'} in {pool.slug} has vanished: {len(slots)} {plural} unobserved",
+        "text": (
+            f"{names}{more}. What runs there is not known, and nothing is lent in the pool meanwhile. Lent slots come"
+            " home by the end of their grants. Reach its machine; if it is gone, retire it on its page."
+        ),
+        "since": min((iso(slot.since) or "" for slot in slots), default=None) or None,
+        "url": link("agent", agent_id) if agent_id is not None else link("pool", pool.slug),
+    }
 
 
 def _burn_alerts(reading: Reading, evaluation: Evaluation) -> list[dict[str, Any]]:

@@ -147,17 +147,17 @@ class Band:
 
     def check(self) -> None:
         """What must be true at every instant: intervals tile each tenure, and say what the grants say."""
-        since = {row.slot_id: row.started_at for row in SlotTenure.objects.filter(slot__pool=self.pool)}
+        tenures = {row.slot_id: row for row in SlotTenure.objects.filter(slot__pool=self.pool)}
         by_slot = defaultdict(list)
         for row in SlotInterval.objects.filter(slot__pool=self.pool).order_by("slot_id", "started_at"):
             by_slot[row.slot_id].append(row)
         for slot_id, rows in by_slot.items():
-            assert rows[0].started_at == since[slot_id]
+            assert rows[0].started_at == tenures[slot_id].started_at
             for before, after in pairwise(rows):
                 assert before.ended_at == after.started_at
                 assert before.ended_at > before.started_at
-            assert rows[-1].ended_at is None
-        for grant in Grant.objects.filter(slot__pool=self.pool):
+            assert rows[-1].ended_at == tenures[slot_id].ended_at
+        for grant in Grant.objects.filter(slot__pool=self.pool, slot__tenures__ended_at=None):
             assert by_slot[grant.slot_id][-1].state == grant.state
 
 

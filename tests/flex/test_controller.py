@@ -9,11 +9,12 @@ import pytest
 from controlplane.audit.actors import Actor
 from controlplane.contracts.models import WorkloadClass
 from controlplane.core.period import to_us
+from controlplane.fleet.actions import retire_agent
 from controlplane.fleet.models import Pool, SlotInterval
 from controlplane.flex import actions, queries, telemetry
 from controlplane.flex.controller import prune_samples
 from controlplane.flex.leadership import Shard
-from controlplane.flex.models import Decision, Lend, PoolSample, Trip
+from controlplane.flex.models import Decision, Grant, Lend, PoolSample, Trip
 from controlplane.jobs.models import Job
 from controlplane.jobs.queries import backlog
 from tests.flex.conftest import Band, Drain, SaidSlot, add_job
@@ -217,6 +218,42 @@ def test_a_silent_agent_is_lost_and_comes_back(busy: Band):
     assert busy.grant("f1").state == "home"
     loan = Lend.objects.get(slot=busy.slots["f1"])
     assert loan.lost and loan.home_at is not None
+
+
+def test_nothing_is_lent_while_an_agent_is_lost_and_again_when_it_was_retired(busy: Band):
+    """On-call's way out when the machine is gone: without the agent the pool's telemetry is whole again."""
+    busy.until_lent()
+    owner = busy.slots["f1"].agent
+    other = next(agent for agent in busy.agents if agent.pk != owner.pk)
+    busy.silent = {owner.pk}
+    busy.step(20)
+    assert busy.states() == {"f1": "lost", "f2": "home"}
+    sample = PoolSample.objects.latest("at")
+    assert sample.telemetry_age_us >= 15_000_000, "the oldest report counts, not the freshest"
+    busy.step(30)
+    assert busy.count("lent") == 0, "long after the cooldown"
+    retire_agent(agent_id=owner.pk, actor=ONCALL, now=busy.now, reason="burnt down")
+    busy.slots = {name: slot for name, slot in busy.slots.items() if slot.agent_id == other.pk}
+    busy.agents = [other]
+    busy.admitted_per_s = 2.0  # what is left serves less
+    busy.until_lent(at_most=15)
+    assert busy.states()["f2"] == "lent"
+    assert not queries.lost_slots(), "its slots left the fleet with it"
+    loan = Lend.objects.get(slot__name="f1")
+    assert loan.lost and loan.home_at is None and loan.drain_us is None
+
+
+def test_a_lent_slot_whose_agent_is_retired_is_recalled_and_then_lost(busy: Band):
+    busy.until_lent()
+    owner = busy.slots["f1"].agent
+    retire_agent(agent_id=owner.pk, actor=ONCALL, now=busy.now, reason="sold")
+    busy.slots = {name: slot for name, slot in busy.slots.items() if slot.agent_id != owner.pk}
+    busy.agents = [agent for agent in busy.agents if agent.pk != owner.pk]
+    busy.step(1)
+    grant = Grant.objects.get(slot__name="f1")
+    assert (grant.state, grant.action, grant.fence) == ("draining", "recall", 2)
+    busy.step(1)
+    assert Grant.objects.get(slot__name="f1").state == "lost"
 
 
 def test_an_agent_that_never_reported_is_unknown_not_quiet(busy: Band):

@@ -123,8 +123,16 @@ def test_overdue_and_lost_slots_say_so(scene, moment):
     assert (cells["f2"]["kind"], cells["f2"]["chip"]) == ("overdue", "bad")
     assert (cells["f1"]["kind"], cells["f1"]["chip"]) == ("unobserved", "unknown")
     assert "by its own lease it admits no batch" in state["band_note"]
-    alerts = topics.alerts(readings.read(moment))
-    assert next(row["title"] for row in alerts["alerts"]) == "f2 in chat-70b is past its drain bound"
+    alerts = topics.alerts(readings.read(moment))["alerts"]
+    assert alerts[0]["title"] == "f2 in chat-70b is past its drain bound"
+    (lost,) = [row for row in alerts if row["word"] == "Lost"]
+    owner = scene.slots["f1"].agent
+    assert lost["title"] == f"{owner.name} in chat-70b has vanished: 1 slot is unobserved"
+    assert lost["since"] == SlotInterval.objects.get(slot=scene.slots["f1"], ended_at=None).started_at.isoformat()
+    assert lost["grade"] == "unknown" and lost["text"].startswith("f1. ") and "retire it" in lost["text"]
+    assert lost["url"] == f"/agents/{owner.pk}/"
+    SlotInterval.objects.filter(slot=scene.slots["f1"], ended_at=None).update(state="home")
+    assert not [row for row in topics.alerts(readings.read(moment))["alerts"] if row["word"] == "Lost"], "it is back"
 
 
 # ---- empty ----
