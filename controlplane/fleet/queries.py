@@ -9,10 +9,11 @@ from django.db.models import Count, Q, QuerySet
 from django.http import Http404
 
 from controlplane.fleet.desired import desired_revisions
-from controlplane.fleet.models import Agent, EnrolmentToken, Pool, Slot, SlotInterval
+from controlplane.fleet.models import Agent, AgentLive, EnrolmentToken, Pool, Slot, SlotInterval
 
 # A report is due every one to two seconds: after this the last one says nothing about now.
 SILENT_AFTER = timedelta(seconds=10)
+CLOCK_OFF_US = 1_000_000
 BANDS = (Slot.Band.INTERACTIVE, Slot.Band.BATCH, Slot.Band.FLEX)
 
 
@@ -249,3 +250,8 @@ def open_tokens(now: datetime) -> list[EnrolmentToken]:
 def free_slots(pool: Pool) -> int:
     """Slots of a pool that no agent runs: how many a new agent may take."""
     return Slot.objects.filter(pool=pool, agent__isnull=True, removed_at__isnull=True).count()
+
+
+def clock_is_off(live: AgentLive | None) -> bool:
+    """Whether an agent's clock is known to be wrong by more than what is warned of."""
+    return live is not None and live.clock_offset_us is not None and abs(live.clock_offset_us) > CLOCK_OFF_US

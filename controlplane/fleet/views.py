@@ -284,6 +284,7 @@ def agent(request: HttpRequest, agent_id: int) -> HttpResponse:
         "row": state,
         "slots": queries.slot_rows(agent=row),
         "live": getattr(row, "live", None),
+        "clock_is_off": queries.clock_is_off(getattr(row, "live", None)),
         "now": now,
         "may_drain": may(request.user, "agent.drain"),
         "key": keys.key_state(row),

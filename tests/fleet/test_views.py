@@ -210,5 +210,17 @@ def test_the_command_line_retires_by_name_number_or_uuid(fleet, capsys):
     assert error.value.returncode == 2
 
 
+@pytest.mark.parametrize(
+    ("offset_us", "warned"),
+    [(None, False), (0, False), (-1_000_000, False), (1_000_001, True), (-40_000_000, True)],
+)
+def test_a_clock_that_is_off_is_warned_of(fleet, people, offset_us, warned):
+    one = factories.agent(fleet, "gpu-1")
+    now = timezone.now()
+    AgentLive.objects.create(agent=one, epoch=1, seq=1, reported_at=now, clock_offset_us=offset_us)
+    page = text(people["viewer"].get(reverse("agent", args=[one.pk])))
+    assert ("Set the clock of that machine (NTP)" in page) is warned
+
+
 def test_run_hands_every_option_to_the_agent():
     assert agent_command(["--name", "gpu-1"])[1:] == ["-m", "controlplane.agent", "--name", "gpu-1"]
