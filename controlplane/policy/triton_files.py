@@ -16,14 +16,13 @@ class TritonLink:
     """A pool whose blocks may be downloaded."""
 
     pool: str
-    model: str
     slots: int
 
 
 def triton_links(content: Configuration) -> list[TritonLink]:
     """The pools of a revision that have slots to run something on."""
     return [
-        TritonLink(slug, document.pool.model, len(document.pool.slots))
+        TritonLink(slug, len(document.pool.slots))
         for slug, document in sorted(content.pools.items())
         if document.pool.slots
     ]
