@@ -19,12 +19,14 @@ import msgspec
 import uvloop
 from aiohttp import web
 
+from controlplane.core.reasons import Outcome
 from controlplane.wire.policy import LiveKey, PolicyDocument
 from controlplane.wire.report import Answer, Enrolled, Helloed, Lease, LeaseAnswer, LiveDelta, Report
 from tests.agent import worlds
 
 SLOTS = 4
 MANY = 1 << 40
+COMPLETED = Outcome.COMPLETED.code
 LEASED_EVERY = 10
 """One tenant in so many has a hard budget, which it spends from a lease."""
 
@@ -47,11 +49,11 @@ class Counts:
     reports: int = 0
     records: int = 0
     completed: int = 0
+    distinct: int = 0
     charged_nanos: int = 0
     refused: int = 0
     queue_depth_max: int = 0
     report_bytes: int = 0
-    offered: int = 0
     trouble: list[str] = field(default_factory=list)
 
 
@@ -102,6 +104,7 @@ class ControlPlane:
     def __init__(self, world: World) -> None:
         self.world = world
         self.counts = Counts()
+        self.seen: set[int] = set()
         self.bundle, self.digest = worlds.bundle(document(world))
         self.live = worlds.delta(*keys(world), full=True)
         expires_us = time.time_ns() // 1000 + 86_400_000_000
@@ -155,10 +158,12 @@ class ControlPlane:
         counts.report_bytes += size
         counts.records += len(report.records)
         counts.refused += sum(row.count for row in report.refusals)
-        counts.offered += len(report.demand)
         for row in report.records:
-            counts.completed += row.outcome == 1
+            counts.completed += row.outcome == COMPLETED
+            # Ids are UUIDv7: 64 bits of one are as distinct as it is, and a million of them fit.
+            self.seen.add(int(row.request_id[14:].replace("-", "")[:16], 16))
             counts.charged_nanos += row.charge_prompt_nanos + row.charge_output_nanos
+        counts.distinct = len(self.seen)
         if report.figures is not None:
             for live in report.figures.classes:
                 counts.queue_depth_max = max(counts.queue_depth_max, live.depth)

@@ -14,6 +14,7 @@ import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import psutil
@@ -60,6 +61,7 @@ class Server:
     pid: int
     port: int
     bearer: str = ""
+    admin_port: int = 0
 
     def cpu_s(self) -> float:
         """CPU seconds of the process and its children so far."""
@@ -131,7 +133,7 @@ def upstream(home: Path, *arguments: str) -> Iterator[Server]:
 @contextlib.contextmanager
 def agent(home: Path, inference: Server, **world: int) -> Iterator[tuple[Server, Server]]:
     """An agent with its control plane, once it takes requests."""
-    control_port, port = free_port(), free_port()
+    control_port, port, admin_port = free_port(), free_port(), free_port()
     known = World(port=control_port, **world)
     state_dir = home / f"agent-{port}"
     # fmt: off
@@ -139,7 +141,7 @@ def agent(home: Path, inference: Server, **world: int) -> Iterator[tuple[Server,
         "controlplane.agent", "--control-plane", f"http://127.0.0.1:{control_port}", "--enrol-token", "bench",
         "--name", "bench", "--state-dir", str(state_dir), "--backend", "openai",
         "--upstream", f"http://127.0.0.1:{inference.port}", "--slots", "4", "--listen", f"127.0.0.1:{port}",
-        "--admin-listen", f"127.0.0.1:{free_port()}", "--drain-timeout", "1",
+        "--admin-listen", f"127.0.0.1:{admin_port}", "--drain-timeout", "1",
     )
     # fmt: on
     plane = python("benchmarks.agent_control", msgspec.json.encode(known).decode())
@@ -147,7 +149,7 @@ def agent(home: Path, inference: Server, **world: int) -> Iterator[tuple[Server,
         running(f"control-{control_port}", plane, port=control_port, core=ROUND_IT, home=home) as control,
         running(f"agent-{port}", command, port=port, core=UNDER_TEST, home=home) as server,
     ):
-        server.name = "agent"
+        server.name, server.admin_port = "agent", admin_port
         _until_ready(server, home)
         yield server, control
     shutil.rmtree(state_dir, ignore_errors=True)
@@ -163,10 +165,16 @@ def _until_ready(server: Server, home: Path) -> None:
     raise SystemExit(f"the agent did not become ready:\n{log[-2_000:]}")
 
 
-def counts(control: Server) -> dict[str, object]:
+def counts(control: Server) -> dict[str, Any]:
     """What the control plane has taken so far."""
     with urllib.request.urlopen(f"http://127.0.0.1:{control.port}/counts", timeout=10) as answer:
         return json.loads(answer.read())
+
+
+def completed(agent: Server) -> int:
+    """Requests that the agent says it has completed."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{agent.admin_port}/healthz", timeout=10) as answer:
+        return int(json.loads(answer.read())["requests"]["ended"].get("completed", 0))
 
 
 @contextlib.contextmanager
@@ -197,16 +205,20 @@ def nginx(home: Path, inference: Server) -> Iterator[Server | None]:
         yield server
 
 
-def drive(load: Load) -> dict[str, object]:
-    """A round of load from a process of its own."""
-    command = python("benchmarks.agent_client", msgspec.json.encode(load).decode())
+def started(module: str, argument: str) -> bytes:
+    """What a process beside the server under test prints."""
     done = subprocess.run(
-        command,
+        python(module, argument),
         capture_output=True,
         cwd=ROOT,
         check=False,
         preexec_fn=lambda: os.sched_setaffinity(0, {ROUND_IT}),
     )
     if done.returncode:
-        raise SystemExit(f"the client failed:\n{done.stderr.decode()[-2_000:]}")
-    return json.loads(done.stdout)
+        raise SystemExit(f"{module} failed:\n{done.stderr.decode()[-2_000:]}")
+    return done.stdout
+
+
+def drive(load: Load) -> dict[str, Any]:
+    """A round of load from a process of its own."""
+    return json.loads(started("benchmarks.agent_client", msgspec.json.encode(load).decode()))

@@ -60,15 +60,44 @@ class Plan:
         self.last = stop + event(b'"choices":[],%b' % usage) + b"%x\r\n%b\r\n" % (len(done), done) + b"0\r\n\r\n"
 
 
+class Pacer:
+    """Calls each stream once per period, at a place of its own in it: one timer for all of them."""
+
+    STEP_S = 0.001
+
+    def __init__(self, period_s: float, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.places: list[set[Connection]] = [set() for _ in range(max(1, round(period_s / self.STEP_S)))]
+        self.step_s = period_s / len(self.places)
+        self.at = 0
+        self.next_s = loop.time()
+        self._step()
+
+    def _step(self) -> None:
+        now_s = self.loop.time()
+        while self.next_s <= now_s:
+            for connection in list(self.places[self.at]):
+                connection.token()
+            self.at = (self.at + 1) % len(self.places)
+            self.next_s += self.step_s
+        self.loop.call_at(self.next_s, self._step)
+
+    def join(self, connection: Connection) -> set[Connection]:
+        place = random.choice(self.places)
+        place.add(connection)
+        return place
+
+
 class Connection(asyncio.Protocol):
     """One keep-alive connection, one request at a time."""
 
-    def __init__(self, plan: Plan, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, plan: Plan, loop: asyncio.AbstractEventLoop, pacer: Pacer | None) -> None:
         self.plan = plan
         self.loop = loop
+        self.pacer = pacer
+        self.place: set[Connection] | None = None
         self.buffer = b""
         self.sent = 0
-        self.next_s = 0.0
 
     def connection_made(self, transport) -> None:
         self.transport = transport
@@ -91,11 +120,10 @@ class Connection(asyncio.Protocol):
         if b'"stream":true' in data:
             self.transport.write(STREAM_HEAD)
             self.sent = 0
-            if plan.token_s:
-                self.next_s = self.loop.time() + plan.token_s * random.random()
-                self.loop.call_at(self.next_s, self._token)
+            if self.pacer is not None:
+                self.place = self.pacer.join(self)
             else:
-                self._token()
+                self.token()
         elif plan.answer_s:
             self.loop.call_later(plan.answer_s, self._answer)
         else:
@@ -105,11 +133,21 @@ class Connection(asyncio.Protocol):
         if not self.transport.is_closing():
             self.transport.write(self.plan.whole)
 
-    def _token(self) -> None:
+    def connection_lost(self, exc) -> None:
+        self._leave()
+
+    def _leave(self) -> None:
+        if self.place is not None:
+            self.place.discard(self)
+            self.place = None
+
+    def token(self) -> None:
+        """The next event of the stream."""
         if self.transport.is_closing():
             return
         plan = self.plan
         if self.sent == plan.tokens:
+            self._leave()
             self.transport.write(plan.last)
             return
         self.sent += 1
@@ -119,11 +157,8 @@ class Connection(asyncio.Protocol):
             self.transport.write(word)
         else:
             self.transport.write(plan.word)
-        if plan.token_s:
-            self.next_s += plan.token_s
-            self.loop.call_at(self.next_s, self._token)
-        else:
-            self.loop.call_soon(self._token)
+        if self.pacer is None:
+            self.loop.call_soon(self.token)
 
 
 async def main() -> None:
@@ -136,7 +171,8 @@ async def main() -> None:
     given = parser.parse_args()
     plan = Plan(given.tokens, given.token_ms / 1000, given.answer_ms / 1000, given.stamp)
     loop = asyncio.get_running_loop()
-    await loop.create_server(lambda: Connection(plan, loop), "127.0.0.1", given.port, backlog=4096)
+    pacer = Pacer(plan.token_s, loop) if plan.token_s else None
+    await loop.create_server(lambda: Connection(plan, loop, pacer), "127.0.0.1", given.port, backlog=4096)
     await asyncio.Event().wait()
 
 
