@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from django.db import connection
+from django.db.models import Sum
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -191,6 +192,25 @@ def test_a_silent_meter_is_a_gap_with_a_name():
     ]
     assert by_line()["unobserved"] == 833_333_333
     assert min(AttributionLine.objects.values_list("amount_nanos", flat=True)) >= 0
+
+
+def test_the_time_of_a_lost_slot_is_unobserved_whatever_its_meter_says_of_idleness():
+    """A vanished agent: nobody's time, no class pays the rest; work that it told of afterwards is paid as work."""
+    fleet = make_fleet("f1", idle_policy="usage")
+    fleet.use("f1", "a", "chat", 30_000_000, minute=HOUR + timedelta(minutes=12))
+    fleet.use("f1", "a", "chat", 30_000_000, minute=HOUR + timedelta(minutes=40))
+    fleet.observe(HOUR, HOUR + ONE_HOUR)
+    lost_from, lost_to = HOUR + timedelta(minutes=10), HOUR + timedelta(minutes=30)
+    fleet.own(
+        "f1", [(HOUR, lost_from, "chat", "home"), (lost_from, lost_to, "", "lost"), (lost_to, None, "chat", "home")]
+    )
+    (result,) = run(fleet)
+    times = dict(AttributionLine.objects.values_list("line").annotate(us=Sum("gpu_us")))
+    assert times["unobserved"] == 20 * MINUTE_US - 30_000_000
+    assert times["direct"] == 60_000_000
+    assert {row.tenant_slug for row in AttributionLine.objects.filter(line="unobserved")} == {"platform"}
+    assert sum(times.values()) == 60 * MINUTE_US
+    assert sum(by_tenant().values()) == result.cost_nanos
 
 
 def test_more_busy_time_than_a_minute_has_is_unobserved_and_only_that_minute():
