@@ -51,9 +51,9 @@ def test_every_lock_line_is_hashed():
         assert not any("://" in pin for pin in pins), f"{lock} names an address"
 
 
-def test_dev_holds_all_of_runtime(bootstrap, monkeypatch):
+def test_dev_holds_all_of_runtime_and_of_the_extra(bootstrap, monkeypatch):
     monkeypatch.setattr(bootstrap, "ROOT", str(ROOT))
-    assert bootstrap.pins("runtime") <= bootstrap.pins("dev")
+    assert bootstrap.pins("runtime") <= bootstrap.pins("tracing") <= bootstrap.pins("dev")
 
 
 def test_a_second_start_does_nothing(bootstrap, monkeypatch):

@@ -31,15 +31,24 @@ class FramesRead:
 def read_frames(data: bytes) -> FramesRead:
     """Entries up to the first that is cut off or whose checksum does not hold."""
     entries: list[tuple[int, bytes]] = []
-    at = 0
+    at, placeless = 0, _is_placeless(data)
     while at + HEADER.size <= len(data):
         length, crc = HEADER.unpack_from(data, at)
         start, end = at + HEADER.size, at + HEADER.size + length
         if length > FRAME_BYTES_MAX or end > len(data):
             break
         payload = data[start:end]
-        if zlib.crc32(payload, at + 1) != crc:
+        if zlib.crc32(payload, at + 1) != crc and not (placeless and length and zlib.crc32(payload) == crc):
             break
         entries.append((start, payload))
         at = end
     return FramesRead(entries, at)
+
+
+def _is_placeless(data: bytes) -> bool:
+    """Whether a file was begun by a release whose checksums do not hold the place; later entries of it may."""
+    if len(data) < HEADER.size:
+        return False
+    length, crc = HEADER.unpack_from(data)
+    payload = data[HEADER.size : HEADER.size + length]
+    return bool(length) and len(payload) == length and zlib.crc32(payload) == crc

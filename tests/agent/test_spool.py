@@ -3,11 +3,12 @@
 import errno
 import resource
 import shutil
+import zlib
 
 import msgspec
 import pytest
 
-from controlplane.agent.frames import header, read_frames
+from controlplane.agent.frames import HEADER, header, read_frames
 from controlplane.agent.journal_entries import Closed, Cut, Mark, Opened, Turned, Verdict
 from controlplane.agent.objectives import NEUTRAL
 from controlplane.agent.reporting import cut_last_report
@@ -53,6 +54,17 @@ def test_frames_survive_a_cut_at_every_byte():
         whole = sum(end <= cut for end in ends)
         assert [payload for _, payload in read.entries] == payloads[:whole]
         assert read.valid_bytes == ([0, *ends])[whole]
+
+
+def test_a_file_of_an_earlier_release_is_read_and_may_go_on():
+    """Its checksums were of the payload alone; zeros after it are no entries either."""
+    old = b"".join(HEADER.pack(len(word), zlib.crc32(word)) + word for word in (b"one", b"two"))
+    new = header(b"three", len(old)) + b"three"
+    assert [payload for _, payload in read_frames(old + new).entries] == [b"one", b"two", b"three"]
+    assert read_frames(old + bytes(64)).valid_bytes == len(old)
+    assert read_frames(new[:8]).entries == read_frames(b"").entries == []
+    only_new = framed([b"one"])
+    assert read_frames(only_new + old).valid_bytes == len(only_new), "old entries do not follow new ones"
 
 
 def test_a_flipped_bit_ends_the_reading_there():
