@@ -88,6 +88,8 @@ class AgentProcess:
         self.engine = Engine(clock=clock, backend=self.backend, agent_id=0, state_dir=state_dir)
         self.engine.tracer = make_tracer(options)
         self.watch = make_watch(options, self.engine)
+        if self.watch is not None and isinstance(self.backend, OpenAIBackend):
+            self.watch.heard = self.backend.reads
         self.store = SpoolStore(state_dir / "spool", bytes_max=options.spool_bytes_max)
         self.client = ControlPlane(options.control_plane, identity.key, "", clock.now_us)
         self.control = Control(

@@ -62,6 +62,8 @@ class EngineWatch:
         self.batched: Mapping[str, int | None] = {}
         """Inferences and executions of a server that batches one-shot work by itself."""
         self.on_change: Callable[[], None] = lambda: None
+        self.heard: Callable[[], int] = lambda: 0
+        """Counts what the server sends in answer to requests."""
 
     def start(self) -> None:
         self._tasks = [self._loop.create_task(self._watch_health()), self._loop.create_task(self._watch_metrics())]
@@ -89,17 +91,22 @@ class EngineWatch:
 
     async def _watch_health(self) -> None:
         while True:
-            await self.check()
+            try:
+                await self.check()
+            except Exception:
+                log.exception("the inference server's health could not be looked at; the next look comes")
             await asyncio.sleep(HEALTH_EVERY_S)
 
     async def check(self) -> None:
-        """Ask once."""
+        """Ask once. A server that sends tokens meanwhile is busy, not dead: a missing answer is then forgiven."""
+        heard = self.heard()
         try:
             trouble = await self.trouble()
         except aiohttp.ClientConnectorError:
-            self.health.bad(f"nothing listens at {self._base}", proof=True)
+            self.health.bad("nothing listens at the inference server's address", proof=True)
         except (aiohttp.ClientError, TimeoutError, OSError, PageTooLarge) as error:
-            self.health.bad(f"{self._base} did not answer: {_reason(error)}", proof=False)
+            if heard == self.heard():
+                self.health.bad(f"the inference server did not answer: {_reason(error)}", proof=False)
         else:
             if trouble:
                 self.health.bad(trouble, proof=False)
@@ -116,13 +123,17 @@ class EngineWatch:
         if page.status in NO_SUCH_PATH:
             page = await self._get(self._base + "/v1/models")
         well = 200 <= page.status < 300
-        return "" if well else f"{self._base} answers {page.status} when asked for its health"
+        return "" if well else f"the inference server answers {page.status} when asked for its health"
 
     # -- metrics -------------------------------------------------------------------------------------------------------
 
     async def _watch_metrics(self) -> None:
         while True:
-            has_page = await self.scrape()
+            has_page = True
+            try:
+                has_page = await self.scrape()
+            except Exception:
+                log.exception("the inference server's metrics could not be looked at; the next look comes")
             await asyncio.sleep(METRICS_EVERY_S if has_page else WITHOUT_METRICS_EVERY_S)
 
     async def scrape(self) -> bool:

@@ -309,3 +309,64 @@ async def test_figures_are_shown_while_they_are_fresh(make_agent, server, watch,
     shown = metrics_of(agent, store)
     assert not any(name.startswith("flexband_server_requests") for name in shown)
     assert health_details(agent.engine, store, told)["inference_server"]["running"] is None
+
+
+async def test_a_server_that_sends_tokens_is_busy_not_dead(make_agent, server, watch):
+    """Its health is not answered for as long as a stream flows; when both are silent it is taken for dead."""
+    flowing = True
+
+    async def script(_, __, writer):
+        up.begin(writer)
+        up.chunk(writer, up.ROLE)
+        while True:
+            if flowing:
+                up.chunk(writer, up.word("a"))
+            await asyncio.sleep(0.05)
+
+    async with up.Upstream(script) as engine:
+        upstream = OpenAIBackend(engine.url)
+        agent = await make_agent(backend=upstream)
+        watch.heard = upstream.reads
+        await watch.check()
+        client = await WireClient.connect(agent.port)
+        client.send(post(chat_body(stream=True)))
+        await agent.until(lambda: upstream.reads() > 2)
+        server.answers["/health"] = b""
+        for _ in range(FAILURES_MAX + 1):
+            await watch.check()
+        assert watch.health.state == READY
+        flowing = False
+        await asyncio.sleep(0.1)
+        for _ in range(FAILURES_MAX):
+            await watch.check()
+        assert watch.health.state == BROKEN
+        client.abort()
+        await agent.until(lambda: not agent.engine.calls)
+
+
+async def test_a_watch_outlives_what_goes_wrong_in_it(watch, server, monkeypatch, caplog):
+    monkeypatch.setattr(engine_watch, "HEALTH_EVERY_S", 0.02)
+    looks = 0
+
+    def fails() -> None:
+        nonlocal looks
+        looks += 1
+        raise RuntimeError("a mistake of ours")
+
+    watch.on_change = fails
+    watch.start()
+    async with asyncio.timeout(5):
+        while looks < 3:
+            await asyncio.sleep(0.02)
+    assert "the next look comes" in caplog.text
+
+
+async def test_the_servers_address_is_not_told_to_tenants(make_agent, server, watch):
+    agent = await followed(make_agent, server, watch)
+    await server.stop()
+    await watch.check()
+    client = await WireClient.connect(agent.port)
+    ready = await client.ask(b"GET /readyz HTTP/1.1\r\nhost: a\r\n\r\n")
+    assert ready.status == 503 and b"nothing listens" in ready.body
+    assert str(server.port).encode() not in ready.body
+    await server.start(server.port)

@@ -384,3 +384,17 @@ async def test_attempts_of_one_request_are_one_record(make_agent):
         assert (answer.status, len(server.bodies), row.attempt) == (200, 2, 2)
     assert row.request_id == answer.headers["x-request-id"]
     assert row.charge_output_nanos == 3 * 3000
+
+
+async def test_what_a_trailer_says_changes_nothing(make_agent):
+    """Headers behind a body come too late to say what it was."""
+
+    async def script(_, __, writer):
+        up.begin(writer)
+        up.chunk(writer, up.ROLE + up.word("a") + up.END + up.USAGE + up.DONE)
+        writer.write(b"0\r\ncontent-type: application/json\r\nretry-after: 5\r\n\r\n")
+
+    async with Upstream(script) as server:
+        answer, row = await ask(make_agent, server, stream=True)
+    assert answer.body == up.ROLE + up.word("a") + up.END + up.DONE
+    assert (row.outcome, row.output_tokens) == (Outcome.COMPLETED.code, 3)

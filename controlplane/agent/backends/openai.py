@@ -8,6 +8,7 @@ servers learn that nobody waits any more.
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 from collections import deque
 from typing import Final, cast
@@ -55,6 +56,8 @@ class OpenAIBackend:
         self.send_priority = send_priority
         self.loop = asyncio.get_running_loop()
         self.idle: deque[UpstreamConnection] = deque()
+        self.heard = 0
+        """Reads that brought something."""
         self.tasks: set[asyncio.Task[None]] = set()
         self._heads: dict[tuple[str, bool], bytes] = {}
         """Heads up to the request's id, by path (there are few: others are not found) and whether it streams."""
@@ -67,6 +70,10 @@ class OpenAIBackend:
             task.cancel()
         while self.idle:
             self.idle.pop().transport.close()
+
+    def reads(self) -> int:
+        """Grows while the server sends: then it lives, however late it answers other questions."""
+        return self.heard
 
     def take_policy(self, document: PolicyDocument) -> None:
         """The server is configured by its operator."""
@@ -116,7 +123,9 @@ class OpenAIBackend:
         except (OSError, TimeoutError) as error:
             if not run.ended:
                 run.ended = True
-                run.sink.failed(Failure(f"{self.host}:{self.port} cannot be reached: {error or 'timeout'}", True))
+                # Without the address, which is the operator's and not the client's.
+                why = os.strerror(error.errno) if error.errno else "timeout"
+                run.sink.failed(Failure(f"the inference server cannot be reached: {why}", True))
             return
         if run.ended:
             connection.release()
@@ -375,6 +384,7 @@ class UpstreamConnection(asyncio.Protocol):
             # Nothing was asked: whatever this is, it must not become the answer to the next request.
             self.transport.abort()
             return
+        self._backend.heard += 1
         broken = ""
         try:
             self._parser.feed_data(data)
@@ -437,7 +447,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         run = self._run
-        if run is None or self._whole:
+        if run is None or self._whole or run.status:
             return
         name = name.lower()
         if name == b"content-type":

@@ -25,12 +25,12 @@ class TritonWatch(EngineWatch):
     async def trouble(self) -> str:
         page = await self._get(self._base + "/v2/health/ready")
         if page.status != 200:
-            return f"{self._base} answers {page.status} when asked whether it is ready"
+            return f"the inference server answers {page.status} when asked whether it is ready"
         model = self._model_of()
         if model:
             page = await self._get(f"{self._base}/v2/models/{quote(model, safe='')}/ready")
             if page.status != 200:
-                return f"{self._base} is ready and has not loaded the model {model} ({page.status})"
+                return f"the inference server is ready and has not loaded the model {model} ({page.status})"
         return ""
 
     def take_page(self, page: Page) -> bool:
