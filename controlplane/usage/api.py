@@ -1,0 +1,73 @@
+"""REST of usage from elsewhere: CloudEvents of other gateways, with a result for each."""
+
+from collections import Counter
+from typing import Any
+
+from django.utils import timezone
+from drf_spectacular.utils import extend_schema
+from rest_framework import serializers
+from rest_framework.exceptions import ParseError
+from rest_framework.parsers import JSONParser
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from controlplane.tenants.access import RolePermission
+from controlplane.usage.events import EVENTS_MOST, EventResult, take_events
+
+
+class BatchParser(JSONParser):
+    """The media type of a batch in the CloudEvents HTTP binding."""
+
+    media_type = "application/cloudevents-batch+json"
+
+
+class EventParser(JSONParser):
+    """The media type of a single event."""
+
+    media_type = "application/cloudevents+json"
+
+
+class EventOutcomeSerializer(serializers.Serializer):
+    """What became of one event of the batch."""
+
+    index = serializers.IntegerField()
+    id = serializers.CharField()
+    result = serializers.ChoiceField([result.value for result in EventResult])
+    reason = serializers.CharField()
+
+
+class EventsAnswerSerializer(serializers.Serializer):
+    """Counts by result, and each event's."""
+
+    stored = serializers.IntegerField()
+    duplicate = serializers.IntegerField()
+    conflict = serializers.IntegerField()
+    refused = serializers.IntegerField()
+    results = EventOutcomeSerializer(many=True)
+
+
+class UsageEvents(APIView):
+    """Usage that another gateway measured: kept by source and id, shown, never charged.
+
+    Send a JSON array of at most 1,000 CloudEvents: `specversion` 1.0, `id`, `source`, `type`, `time`, `subject` (the
+    tenant's short name) and `data` with `prompt_tokens`, `output_tokens` and where known `cached_tokens`, `model`.
+    """
+
+    permission_classes = [RolePermission]
+    parser_classes = [JSONParser, BatchParser, EventParser]
+    read_permission = "usage.read"
+    write_permission = "usage.write"
+
+    @extend_schema(request=serializers.ListSerializer(child=serializers.DictField()), responses=EventsAnswerSerializer)
+    def post(self, request: Request) -> Response:
+        events = request.data if isinstance(request.data, list) else [request.data]
+        if not 1 <= len(events) <= EVENTS_MOST:
+            raise ParseError(f"Send 1 to {EVENTS_MOST:,} events, not {len(events):,}.")
+        outcomes = take_events(events, now=timezone.now())
+        counts = Counter(outcome.result.value for outcome in outcomes)
+        body: dict[str, Any] = {result.value: counts[result.value] for result in EventResult}
+        body["results"] = [
+            {"index": row.index, "id": row.id, "result": row.result.value, "reason": row.reason} for row in outcomes
+        ]
+        return Response(body)
