@@ -13,6 +13,7 @@ from controlplane.agent.backends.openai import OpenAIBackend
 from controlplane.agent.engine_metrics import EngineReading
 from controlplane.agent.engine_watch import EngineWatch
 from controlplane.agent.health import health_details
+from controlplane.agent.live_figures import live_figures
 from controlplane.agent.metrics import render
 from controlplane.agent.policy_state import LiveList, PolicyState
 from controlplane.agent.slot_readiness import FAILURES_MAX, Health
@@ -369,4 +370,34 @@ async def test_the_servers_address_is_not_told_to_tenants(make_agent, server, wa
     ready = await client.ask(b"GET /readyz HTTP/1.1\r\nhost: a\r\n\r\n")
     assert ready.status == 503 and b"nothing listens" in ready.body
     assert str(server.port).encode() not in ready.body
+    await server.start(server.port)
+
+
+async def test_figures_that_are_missing_stop_nothing(make_agent, server, watch):
+    """A metrics page that hangs or is not there is no reason to hold requests back."""
+    agent = await followed(make_agent, server, watch)
+    await watch.check()
+    client = await WireClient.connect(agent.port)
+    for answer in (b"", b"HTTP/1.1 404 X\r\ncontent-length: 0\r\n\r\n", ok(b"vllm:num_requests_running -1\n")):
+        server.answers["/metrics"] = answer
+        await watch.scrape()
+        assert watch.reading.running is None
+        assert (await client.ask(post(chat_body()))).status == 200
+    assert agent.engine.ready
+
+
+async def test_the_report_says_which_slots_are_broken_and_meters_that_time(make_agent, server, watch):
+    agent = await followed(make_agent, server, watch)
+    await watch.check()
+    now_us = agent.engine.clock.now_us
+    assert {slot.state for slot in live_figures(agent.engine, now_us()).slots} == {READY}
+    await server.stop()
+    await watch.check()
+    assert {slot.state for slot in live_figures(agent.engine, now_us()).slots} == {BROKEN}
+    for slot in agent.engine.slots.values():
+        slot.metered.collect(now_us(), warming=False, broken=False)
+    await asyncio.sleep(0.1)
+    for slot in agent.engine.slots.values():
+        _, seen = slot.metered.collect(now_us(), warming=slot.state == WARMING, broken=slot.state == BROKEN)
+        assert sum(row.broken_us for row in seen) >= 100_000
     await server.start(server.port)

@@ -2,6 +2,7 @@
 
 import asyncio
 import resource
+import socket
 import time
 
 import pytest
@@ -398,3 +399,48 @@ async def test_what_a_trailer_says_changes_nothing(make_agent):
         answer, row = await ask(make_agent, server, stream=True)
     assert answer.body == up.ROLE + up.word("a") + up.END + up.DONE
     assert (row.outcome, row.output_tokens) == (Outcome.COMPLETED.code, 3)
+
+
+async def test_a_connect_that_is_not_answered_is_given_up(make_agent, monkeypatch):
+    """A listener whose backlog is full: the kernel leaves further connects waiting."""
+    monkeypatch.setattr(backend, "CONNECT_TIMEOUT_S", 0.3)
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        address = listener.getsockname()
+        fillers = [socket.socket() for _ in range(4)]
+        for filler in fillers:
+            filler.setblocking(False)
+            filler.connect_ex(address)
+        agent = await make_agent(backend=OpenAIBackend(f"http://127.0.0.1:{address[1]}"))
+        client = await WireClient.connect(agent.port)
+        began_s = time.perf_counter()
+        answer = await client.ask(post(chat_body()))
+        print(f"given up after {time.perf_counter() - began_s:.2f} s, two attempts of 0.3 s")
+        assert (answer.status, answer.json["error"]["code"]) == (502, "upstream_error")
+        assert "timeout" in answer.json["error"]["message"]
+        agent.assert_nothing_held()
+        for filler in fillers:
+            filler.close()
+
+
+async def test_a_record_stands_from_admission_on(make_agent):
+    """What is written when a request is admitted says `lost`: that is what it is if nothing more is heard of it."""
+    gate = asyncio.Event()
+
+    async def script(_, __, writer):
+        await gate.wait()
+        up.respond(writer, 200, up.WHOLE)
+
+    async with Upstream(script) as server:
+        agent = await make_agent(backend=OpenAIBackend(server.url))
+        client = await WireClient.connect(agent.port)
+        client.send(post(chat_body()))
+        await agent.until(lambda: len(server.bodies) == 1)
+        (opened,) = agent.spool.state.opened.values()
+        gate.set()
+        answer = await client.answer()
+        (row,) = agent.closed_rows()
+        assert answer.headers["x-request-id"] == row.request_id
+        assert not agent.spool.state.opened
+    assert (opened.row.outcome, opened.row.request_id) == (Outcome.LOST.code, row.request_id)
