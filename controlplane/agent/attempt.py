@@ -54,7 +54,12 @@ class Attempt:
                     call.slot.metered.delivered(self.serial)
             call.last_us = now_us
             call.output_tokens += tokens
-        engine.produced(call, tokens)
+        # One whose slot or class a revision took away is in no scheduler any more.
+        scheduler = engine.scheduler
+        if call.serial in scheduler.requests:
+            scheduler.produced(call.serial, tokens)
+        if tokens and engine.flex.any_draining and call.slot is not None:
+            engine.flex.token_seen(call.slot.policy.name)
 
     def finished(self, usage: TokenUsage, body: bytes) -> None:
         call = self.call

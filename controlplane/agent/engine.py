@@ -275,13 +275,6 @@ class Engine:
         call.batched_us = now_us = self.clock.now_us()
         call.slot.metered.start(serial, call.tenant.policy.id, call.klass.policy.id, now_us)
 
-    def produced(self, call: Call, tokens: int) -> None:
-        """A running call sent bytes; one whose slot or class a revision took away is in no scheduler any more."""
-        if call.serial in self.scheduler.requests:
-            self.scheduler.produced(call.serial, tokens)
-        if tokens and self.flex.any_draining and call.slot is not None:
-            self.flex.token_seen(call.slot.policy.name)
-
     def fail(self, call: Call, failure: Failure) -> None:
         """The backend failed: tried again where that is safe, within the retry budget; else the client is told."""
         now_us = self.clock.now_us()

@@ -172,6 +172,7 @@ class UpstreamRun:
         "sink",
         "size",
         "status",
+        "streams",
     )
 
     def __init__(self, backend: OpenAIBackend, request: BackendRequest, sink: Sink) -> None:
@@ -182,6 +183,8 @@ class UpstreamRun:
         self.ended = False
         self.resent = False
         self.status = 0
+        self.streams = False
+        """Known with the head of the response: its body is a stream of events."""
         self.content_type = b""
         self.retry_after = b""
         self.done_timer: asyncio.TimerHandle | None = None
@@ -207,10 +210,6 @@ class UpstreamRun:
     def resume(self) -> None:
         if self.connection is not None:
             self.connection.resume()
-
-    @property
-    def streams(self) -> bool:
-        return self.request.stream and self.status == 200 and not self.content_type.startswith(b"application/json")
 
     def usage_so_far(self) -> TokenUsage | None:
         """A total as it stands; a count that goes with each chunk is one choice's where a request has several."""
@@ -460,7 +459,9 @@ class UpstreamConnection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
         if self._run is not None and not self._whole and status >= 200:
-            self._run.status = status
+            run = self._run
+            run.status = status
+            run.streams = run.request.stream and status == 200 and not run.content_type.startswith(b"application/json")
             self._head_left = 0
 
     def on_body(self, body: bytes) -> None:

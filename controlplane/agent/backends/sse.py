@@ -55,16 +55,22 @@ class EventStream:
     def feed(self, data: bytes) -> Passed:
         """Whole events that can be passed on now. Raises ValueError for an event without end."""
         data = self._rest + data if self._rest else data
-        end = _last_border(data)
-        self._rest = data[end:]
-        if len(self._rest) + len(self.tail) > EVENT_BYTES_MAX:
-            raise ValueError(f"an event of the stream is larger than {EVENT_BYTES_MAX} bytes")
-        if not end:
-            return Passed(b"", 0)
-        block = self._last = data[:end]
+        if data.endswith(b"\n\n") and not self.tail:
+            # Nearly every read ends with an event.
+            block, self._rest = data, b""
+        else:
+            end = _last_border(data)
+            block, self._rest = data[:end], data[end:]
+            if len(self._rest) + len(self.tail) > EVENT_BYTES_MAX:
+                raise ValueError(f"an event of the stream is larger than {EVENT_BYTES_MAX} bytes")
+            if not end:
+                return Passed(b"", 0)
+        self._last = block
         if self.done or b"[DONE]" in block or b'"error"' in block or b"event:" in block or _USAGE.search(block):
             block = b"".join(self._kept(event) for event in _events(block))
-        return Passed(block, _output_events(block))
+        # Events with content, reasoning or a tool call; a role alone is none, the name of a tool is one.
+        tokens = len(_OUTPUT.findall(block))
+        return Passed(block, tokens + len(_TOOL_NAME.findall(block)) if b"_call" in block else tokens)
 
     def finish(self) -> bytes:
         """What is left when the stream ended: the tail, and bytes after the last border."""
@@ -90,12 +96,6 @@ class EventStream:
                 self._total = True
                 return b"" if self._hide_usage else event
         return event
-
-
-def _output_events(block: bytes) -> int:
-    """Events with content, reasoning or a tool call; a role alone is none, the name of a tool is one."""
-    found = len(_OUTPUT.findall(block))
-    return found + len(_TOOL_NAME.findall(block)) if b"_call" in block else found
 
 
 def _last_border(data: bytes) -> int:
