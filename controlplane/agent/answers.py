@@ -25,11 +25,11 @@ SENTENCES: dict[Reason | Outcome, str] = {
     Reason.QUEUE_FULL: "The queue is full. Retry after the time in Retry-After.",
     Reason.WAIT_TOO_LONG: "The expected wait is longer than the class allows. Retry after the time in Retry-After.",
     Outcome.CANCELLED_BY_DRAIN: "The server is shutting down. Retry: another one will take the request.",
-    Outcome.DISPLACED: "The request gave way to one of higher precedence. Retry later.",
-    Outcome.QUEUE_TIMEOUT: "The request waited too long in the queue.",
-    Outcome.STAGE_TIMEOUT: "The request took longer than the class allows.",
-    Outcome.UPSTREAM_ERROR: "The inference server failed.",
-    Outcome.LOST: "The request was lost.",
+    Outcome.DISPLACED: "The request gave way to one of higher precedence. Retry after the time in Retry-After.",
+    Outcome.QUEUE_TIMEOUT: "The request waited too long in the queue. Retry once, then send less at a time.",
+    Outcome.STAGE_TIMEOUT: "The request took longer than the class allows. Shorten the prompt or lower max_tokens.",
+    Outcome.UPSTREAM_ERROR: "The inference server failed. Retry; if it goes on, tell the operator the x-request-id.",
+    Outcome.LOST: "The request was lost when its server ended. Retry: another one will take it.",
 }
 
 
