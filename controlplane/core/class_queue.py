@@ -44,7 +44,8 @@ class ClassQueue:
     """Requests of one class that wait, in the order in which they would run; counts of those that wait and run.
 
     `kv_floor_home` and `kv_floor_lent` are lower bounds on the KV tokens that any head needs (the second on those that
-    a lent slot may take): under them no scan can find a request that fits. 0 means not known. `blocked` are the heads
+    a lent slot may take): under them no scan can find a request that fits. 0 means not known; after `floor_until_us`
+    age alone may have made another request the head. `blocked` are the heads
     that the last scan passed and that have no reservation, `reserve_due_us` is when the first of them gets one.
     `slots` serve the class now, `slot_mask` has their bits; `ahead` are the classes whose queued work goes before or
     with this one's.
@@ -60,6 +61,7 @@ class ClassQueue:
         "ahead",
         "blocked",
         "fair",
+        "floor_until_us",
         "index",
         "kv_floor_home",
         "kv_floor_lent",
@@ -96,6 +98,7 @@ class ClassQueue:
         self.serving_places = 0
         self.kv_floor_home = 0
         self.kv_floor_lent = 0
+        self.floor_until_us = NEVER_US
         self.blocked: list[QueuedRequest] = []
         self.reserve_due_us = NEVER_US
         # What a request, a prompt token and an output token count, and whether output counts with time alone.
@@ -136,6 +139,10 @@ class ClassQueue:
         if head is None:
             raise ValueError(f"tenant {tenant.slug!r} is backlogged without a request")
         return head
+
+    def head_until_us(self, tenant: FairTenant, now_us: int) -> int:
+        """The last instant at which a tenant's head is sure to be the present one, unless its queue changes."""
+        return self._backlogs[tenant.slug].ages_at_us(now_us)
 
     def dispatched(self, tenant: FairTenant, request: QueuedRequest, now_us: int) -> None:
         """Take out the head of the least tenant, charge its prompt and let the tenant stay or leave."""

@@ -17,7 +17,7 @@ from controlplane.core.fairness import FairTenant
 from controlplane.core.minimum_share import MinimumShare
 from controlplane.core.preemption import choose_victims
 from controlplane.core.queued_request import ENDED, QUEUED, RUNNING, Phase, QueuedRequest
-from controlplane.core.slot_choice import choose_slot, takes
+from controlplane.core.slot_choice import choose_slot, first_to_free, takes
 from controlplane.core.slot_states import SlotState
 from controlplane.core.slots import NO_END_US, UNBOUNDED_KV, ClassKind, Isolation, RunningSlot, SlotSpec, serves
 
@@ -241,7 +241,7 @@ class Scheduler:
         A head that does not fit is passed by other tenants, not by its own.
         """
         open_slots = self._open_slots(queue)
-        if (queue.kv_floor_home or queue.kv_floor_lent) and not self._floor_fits(queue, open_slots):
+        if (queue.kv_floor_home or queue.kv_floor_lent) and not self._floor_fits(queue, open_slots, now_us):
             return None
         fair = queue.fair
         if fair.joining:
@@ -264,8 +264,10 @@ class Scheduler:
         return [slot for slot in queue.slots if slot.bit & bits]
 
     @staticmethod
-    def _floor_fits(queue: ClassQueue, open_slots: Sequence[RunningSlot]) -> bool:
-        """Whether the least memory that any head needs is free in an open slot."""
+    def _floor_fits(queue: ClassQueue, open_slots: Sequence[RunningSlot], now_us: int) -> bool:
+        """Whether the least memory that any head needs is free in an open slot, or may be: heads change with age."""
+        if now_us > queue.floor_until_us:
+            return True
         home_kv = lent_kv = -1
         for slot in open_slots:
             if not slot.on_loan:
@@ -307,6 +309,7 @@ class Scheduler:
         self._set_blocked(queue, heads)
         if started is None:
             queue.kv_floor_home, queue.kv_floor_lent = floor_home, floor_lent
+            queue.floor_until_us = min((queue.head_until_us(tenant, now_us) for tenant in passed), default=NEVER_US)
         return started
 
     def _start(self, request: QueuedRequest, slot: RunningSlot, queue: ClassQueue, now_us: int) -> None:
@@ -338,26 +341,26 @@ class Scheduler:
         for queue in self.classes:
             if now_us < queue.reserve_due_us or all(slot.reserved_for is not None for slot in queue.slots):
                 continue
-            for head in queue.blocked:
-                since_us = head.blocked_since_us
-                if head.phase is not QUEUED or since_us is None or now_us - since_us < self.reserve_after_us:
-                    continue
-                slot = self._first_to_free(head, queue)
+            for head in sorted(self._overdue(queue, now_us), key=lambda head: self._turn(head, now_us)):
+                slot = first_to_free(head, queue)
                 if slot is not None:
                     slot.reserved_for = head
                     head.reserved_slot_index = slot.index
             self._set_blocked(queue, queue.blocked)
         self._reserve_due_us = min((queue.reserve_due_us for queue in self.classes), default=NEVER_US)
 
-    def _first_to_free(self, head: QueuedRequest, queue: ClassQueue) -> RunningSlot | None:
-        bit, best, best_at = 1 << queue.index, None, 0
-        for slot in self.slots:
-            if not slot.mask & bit or slot.reserved_for is not None or (slot.on_loan and not head.may_run_lent):
-                continue
-            at_us = slot.memory_free_at_us(head.kv_tokens)
-            if at_us is not None and (best is None or at_us < best_at):
-                best, best_at = slot, at_us
-        return best
+    def _overdue(self, queue: ClassQueue, now_us: int) -> list[QueuedRequest]:
+        since_us = now_us - self.reserve_after_us
+        return [
+            head
+            for head in queue.blocked
+            if head.phase is QUEUED and head.blocked_since_us is not None and head.blocked_since_us <= since_us
+        ]
+
+    @staticmethod
+    def _turn(head: QueuedRequest, now_us: int) -> tuple[int, str]:
+        """Tenants in fair order: who is owed most gets a slot kept first."""
+        return (0 if head.fair is None else head.fair.accrue(now_us)), head.tenant
 
     # -- what admission looks at -------------------------------------------------------------------------------------
 

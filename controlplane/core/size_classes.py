@@ -114,6 +114,12 @@ class SizeClassQueue(Generic[R]):
                 return lane[0]
         return None
 
+    def ages_at_us(self, now_us: int) -> int:
+        """The last instant at which the head is sure to be the present one, unless a request comes or goes."""
+        if self._aging_us is None or self._oldest_us + self._aging_us < now_us:
+            return NO_ARRIVAL_US
+        return self._oldest_us + self._aging_us
+
     def leads(self, size_class: int, now_us: int) -> bool:
         """Whether a request of that size class that arrived now would be the head."""
         head = self.head(now_us)
@@ -201,6 +207,12 @@ class DeadlineQueue(Generic[R]):
                 return request
             heappop(heap)
         return None
+
+    def ages_at_us(self, now_us: int) -> int:
+        """The last instant at which the head is sure to be the present one, unless a request comes or goes."""
+        if self._aging_us is None or self._oldest_us + self._aging_us < now_us:
+            return NO_ARRIVAL_US
+        return self._oldest_us + self._aging_us
 
     def leads(self, deadline_us: int | None, now_us: int) -> bool:
         """Whether a request with that deadline that arrived now would be the head."""

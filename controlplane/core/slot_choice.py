@@ -71,3 +71,16 @@ def takes(
     if holder.class_index == queue.index:
         return holder.tenant == tenant
     return queue.rank < classes[holder.class_index].rank
+
+
+def first_to_free(request: QueuedRequest, queue: ClassQueue) -> RunningSlot | None:
+    """Of the slots that serve the class and are kept for nobody, the one that frees the request's memory first."""
+    best: RunningSlot | None = None
+    best_at_us = 0
+    for slot in queue.slots:
+        if slot.reserved_for is not None or (slot.on_loan and not request.may_run_lent):
+            continue
+        at_us = slot.memory_free_at_us(request.kv_tokens)
+        if at_us is not None and (best is None or at_us < best_at_us):
+            best, best_at_us = slot, at_us
+    return best

@@ -95,16 +95,16 @@ def backlog(
     output_most: int,
     gpu_us_most: int,
     first_id: int,
-    every_us: int = 0,
+    at_us: int = 0,
 ) -> list[QueuedRequest]:
-    """Requests of one tenant, all at once or one each `every_us`, so that it never stops waiting."""
+    """Requests of one tenant, all at once, so that it goes on waiting."""
     rng = random.Random(seed)
     return [
         QueuedRequest(
             first_id + number,
             tenant,
             workload_class.slug,
-            number * every_us,
+            at_us,
             prompt_tokens=rng.randint(1, prompt_most),
             output_tokens=rng.randint(0, output_most),
             gpu_us=rng.randint(gpu_us_most // 4, gpu_us_most),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import combinations
 
 from controlplane.core.class_queue import SchedulingClass
 from controlplane.core.queued_request import QueuedRequest
@@ -234,3 +235,22 @@ class PassedForSoLong(Invariant):
         for slot in run.scheduler.slots:
             if slot.reserved_for is not None:
                 self.kept_us.setdefault(slot.reserved_for.id, run.now_us)
+
+
+@dataclass
+class Gaps(Invariant):
+    """Differences of weighted work between every two tenants since both wait, for as long as both do."""
+
+    weights: dict[str, int]
+    found: dict[tuple[str, str], list[float]] = field(default_factory=dict)
+    began: dict[tuple[str, str], float] = field(default_factory=dict)
+
+    def settled(self, run: Run) -> None:
+        waiting = {request.tenant for request in run.queued.values()}
+        for pair in combinations(sorted(self.weights), 2):
+            if waiting.issuperset(pair):
+                done = [run.work.get(tenant, 0.0) / self.weights[tenant] for tenant in pair]
+                gap = done[0] - done[1]
+                self.found.setdefault(pair, []).append(gap - self.began.setdefault(pair, gap))
+            else:
+                self.began.pop(pair, None)

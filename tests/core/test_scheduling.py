@@ -176,6 +176,16 @@ def test_another_tenant_passes_a_head_that_does_not_fit_its_own_does_not() -> No
     ]
 
 
+def test_a_head_that_age_alone_puts_first_starts_though_nothing_else_happened() -> None:
+    batch = SchedulingClass(slug="batch", kind=ClassKind.BATCH, aging_us=50)
+    s = scheduler((batch,), places=3, kv=100)
+    offer(s, ask("r", "z", "batch", kv_tokens=80))
+    old = ask("old", slug="batch", at=2, kv_tokens=10, deadline_us=99)
+    assert offer(s, old, ask("urgent", slug="batch", at=40, kv_tokens=40, deadline_us=10), now=40) == []
+    assert dispatch(s, 52) == []
+    assert dispatch(s, 53) == ["old"]
+
+
 def test_past_the_bound_the_slot_that_frees_first_is_kept_for_the_head() -> None:
     s = scheduler(slots=2, places=9, kv=100)
     offer(s, ask("r1", "b", kv_tokens=80, gpu_us=9_000_000), ask("r2", "b", kv_tokens=80, gpu_us=5_000_000))
