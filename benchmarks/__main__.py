@@ -7,7 +7,7 @@ import importlib.util
 import subprocess
 import sys
 
-BENCHMARKS = ("ingest", "policy_push", "controller", "core", "agent")
+BENCHMARKS = ("ingest", "policy_push", "controller", "core", "agent", "jobs")
 
 
 def main(arguments: list[str]) -> int:

@@ -20,7 +20,7 @@ from controlplane.jobs import storage
 from controlplane.jobs.actions import JobOrder, create_job
 from controlplane.jobs.batch_lines import BadLine, LineRules, Numbered, Request, parse, split
 from controlplane.jobs.batch_turn import alone
-from controlplane.jobs.item_partitions import create_day, day_of
+from controlplane.jobs.item_partitions import analyse, create_day, day_of
 from controlplane.jobs.models import Batch, Job
 
 CHUNK_LINES: Final = 20_000
@@ -185,6 +185,8 @@ def _finish(batch: Batch, row: WorkloadClass, now: datetime) -> None:
         errors = [BadLine(0, "empty_file", "The file holds no request. Write one JSON object a line.")]
     if not errors and batch.job is not None:
         with connection.cursor() as cursor:
+            assert batch.job.day is not None
+            analyse(cursor, batch.job.day)
             cursor.execute(_DOUBLE_SQL, (batch.job.day, batch.job_id))
             doubled = cursor.fetchall()
         errors = [

@@ -12,16 +12,18 @@ from datetime import date, datetime, timedelta
 from typing import Any, Final
 
 import msgspec
-from psycopg import Connection, Cursor
+from psycopg import Connection, Cursor, sql
 
 from controlplane.core.estimate import WorkRates, raw_gpu_us
 from controlplane.core.period import to_us
+from controlplane.jobs.item_partitions import items_table
 from controlplane.wire.report import Item, ItemJob, ItemRoom, ItemsCancelled
 
 HORIZON_S: Final = 60
 SILENT_S: Final = 90
 ITEMS_PER_ANSWER: Final = 5_000
 BYTES_PER_ANSWER: Final = 4 * 1024 * 1024
+ITEM_BYTES: Final = 64
 ROOM_MOST: Final = 50_000
 LEARNT_FROM_ITEMS: Final = 20
 
@@ -214,16 +216,16 @@ def _share(
     return min(wanted, -(-waiting * wanted // (wanted + others)) or 1)
 
 
-_CLAIM_SQL = """
-WITH picked AS (
-    SELECT line FROM jobs_item
-    WHERE day = %(day)s AND job_id = %(job)s AND state = 0
-    ORDER BY line LIMIT %(limit)s FOR UPDATE SKIP LOCKED
-)
-UPDATE jobs_item i
+# On the day's own table: there only the index of waiting items has this order, so a claim late in a job does not go
+# through all that is done; and its rows are named by where they are, so that no plan looks for them again.
+_CLAIM_SQL = sql.SQL("""
+UPDATE {table}
 SET state = 1, agent_id = %(agent)s, epoch = %(epoch)s, fence = nextval('jobs_item_fence'), lease_expires = %(expires)s
-FROM picked WHERE i.day = %(day)s AND i.job_id = %(job)s AND i.line = picked.line
-"""
+WHERE ctid = ANY(ARRAY(
+    SELECT ctid FROM {table} WHERE job_id = %(job)s AND state = 0
+    ORDER BY line LIMIT %(limit)s FOR UPDATE SKIP LOCKED
+))
+""")
 
 
 def _claim(
@@ -243,7 +245,7 @@ def _claim(
         if limit <= 0:
             break
         cursor.execute(
-            _CLAIM_SQL,
+            _CLAIM_SQL.format(table=sql.Identifier(items_table(job.day))),
             {
                 "day": job.day, "job": job.id, "limit": limit, "agent": agent_id, "epoch": epoch,
                 "expires": now + timedelta(microseconds=job.lease_us),
@@ -258,14 +260,12 @@ def _claim(
 
 
 _LIST_SQL = """
-SELECT job_id, line, attempt, fence, lease_expires, prompt_tokens, body, day FROM (
-    SELECT i.day, i.job_id, i.line, i.attempt, i.fence, i.lease_expires, i.prompt_tokens, b.body,
-           sum(octet_length(b.body) + 64) OVER (ORDER BY i.fence) - octet_length(b.body) - 64 AS before
-    FROM (SELECT * FROM jobs_item WHERE state = 1 AND agent_id = %s AND epoch = %s AND fence > %s
-          ORDER BY fence LIMIT %s) i
-    JOIN jobs_itembody b ON b.day = i.day AND b.job_id = i.job_id AND b.line = i.line
-) listed WHERE before < %s ORDER BY fence
+SELECT day, job_id, line, attempt, fence, lease_expires, prompt_tokens
+FROM jobs_item WHERE state = 1 AND agent_id = %s AND epoch = %s AND fence > %s ORDER BY fence LIMIT %s
 """
+_OF_LINES = " FROM jobs_itembody WHERE day = %s AND job_id = %s AND line BETWEEN %s AND %s AND line = ANY(%s)"
+_SIZES_SQL = "SELECT line, octet_length(body)" + _OF_LINES
+_BODIES_SQL = "SELECT line, body" + _OF_LINES
 _JOBS_SQL = """
 SELECT j.id, j.uuid, j.tenant_id, coalesce(j.key_id, 0), j.workload_class_id, m.name, j.endpoint, j.deadline,
        j.expected_output_tokens
@@ -276,14 +276,43 @@ WHERE j.id = ANY(%s) ORDER BY j.id
 
 def _list(cursor: Cursor[Any], agent_id: int, epoch: int, through: int, now: datetime) -> Leased:
     """The items after `through` in the order of their fences, cut at the bounds of an answer; the rest come next."""
-    rows = cursor.execute(_LIST_SQL, (agent_id, epoch, through, ITEMS_PER_ANSWER, BYTES_PER_ANSWER)).fetchall()
+    rows = cursor.execute(_LIST_SQL, (agent_id, epoch, through, ITEMS_PER_ANSWER)).fetchall()
+    rows = _that_fit(rows, _of_lines(cursor, _SIZES_SQL, rows))
+    bodies = _of_lines(cursor, _BODIES_SQL, rows)
     now_us = to_us(now)
     items = [
-        Item(job, line, attempt, fence, max(0, to_us(expires) - now_us), tokens, msgspec.Raw(body))
-        for job, line, attempt, fence, expires, tokens, body, _ in rows
+        Item(job, line, attempt, fence, max(0, to_us(expires) - now_us), tokens, msgspec.Raw(bodies[(job, line)]))
+        for _, job, line, attempt, fence, expires, tokens in rows
     ]
-    jobs = cursor.execute(_JOBS_SQL, (sorted({row[0] for row in rows}),)).fetchall()
+    jobs = cursor.execute(_JOBS_SQL, (sorted({row[1] for row in rows}),)).fetchall()
     return Leased(items, [_item_job(row) for row in jobs])
+
+
+_Row = tuple[Any, ...]
+
+
+def _of_lines(cursor: Cursor[Any], query: str, rows: Sequence[_Row]) -> dict[tuple[int, int], Any]:
+    """(job, line) -> what the query says of it; one query a job."""
+    lines: dict[tuple[date, int], list[int]] = {}
+    for day, job, line, *_ in rows:
+        lines.setdefault((day, job), []).append(line)
+    return {
+        (job, line): value
+        for (day, job), wanted in lines.items()
+        for line, value in cursor.execute(query, (day, job, min(wanted), max(wanted), wanted)).fetchall()
+    }
+
+
+def _that_fit(rows: Sequence[_Row], sizes: Mapping[tuple[int, int], int]) -> list[_Row]:
+    """The first rows whose bodies fit an answer, at least one."""
+    total = 0
+    fitting: list[_Row] = []
+    for row in rows:
+        total += sizes[(row[1], row[2])] + ITEM_BYTES
+        if fitting and total > BYTES_PER_ANSWER:
+            break
+        fitting.append(row)
+    return fitting
 
 
 def _item_job(row: tuple[Any, ...]) -> ItemJob:

@@ -12,6 +12,16 @@ def day_of(now: datetime) -> date:
     return now.astimezone(UTC).date()
 
 
+def items_table(day: date) -> str:
+    """The name of the table that holds the items of one day."""
+    return f"jobs_item_{day:%Y%m%d}"
+
+
+def analyse(cursor: SqlCursor, day: date) -> None:
+    """Tells the planner what a day's tables hold, after many rows came at once."""
+    cursor.execute("SELECT jobs_analyse_partition(%s)", (day,))
+
+
 def create_day(cursor: SqlCursor, day: date) -> bool:
     """Makes the partitions of a day; False where they exist. Call it outside the transaction that writes items."""
     cursor.execute("SELECT jobs_create_partition(%s)", (day,))

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from datetime import date, datetime
 from typing import Any
 
-from psycopg import Cursor
+from psycopg import Cursor, sql
 
 from controlplane.core.batch_items import ItemState, Judged, Refused, Reported, StoredItem, judge
+from controlplane.jobs.item_partitions import items_table
 from controlplane.wire.report import ItemDone
 
 REASON_MOST = 400
@@ -86,12 +87,11 @@ def _facts(cursor: Cursor[Any], job_ids: Iterable[int]) -> Mapping[int, _JobFact
 
 
 _Key = tuple[int, int]
-_LOCK_SQL = """
-SELECT i.job_id, i.line, i.state, i.attempt, i.failures, i.fence
-FROM jobs_item i JOIN unnest(%(jobs)s::bigint[], %(lines)s::int[]) AS r (job_id, line)
-  ON i.job_id = r.job_id AND i.line = r.line
-WHERE i.day = %(day)s ORDER BY i.job_id, i.line FOR UPDATE OF i
-"""
+# The lines of a report lie close together: their bounds keep a plan without statistics from reading the whole job.
+_LOCK_SQL = sql.SQL("""
+SELECT line, ctid, state, attempt, failures, fence FROM {table}
+WHERE day = %s AND job_id = %s AND line BETWEEN %s AND %s AND line = ANY(%s) ORDER BY line FOR UPDATE
+""")
 
 
 def _settle_day(
@@ -102,12 +102,15 @@ def _settle_day(
     settled: Settled,
     now: datetime,
 ) -> None:
-    keys = sorted({(row.done.job_id, row.done.line) for row in rows})
-    cursor.execute(_LOCK_SQL, {"day": day, "jobs": [key[0] for key in keys], "lines": [key[1] for key in keys]})
-    items = {
-        (job, line): StoredItem(ItemState(state), attempt, failures, fence, cancelled=not facts[job].running)
-        for job, line, state, attempt, failures, fence in cursor.fetchall()
-    }
+    table = sql.Identifier(items_table(day))
+    items: dict[_Key, StoredItem] = {}
+    places: dict[_Key, str] = {}
+    for job, lines in _by_job((row.done.job_id, row.done.line) for row in rows).items():
+        cancelled = not facts[job].running
+        cursor.execute(_LOCK_SQL.format(table=table), (day, job, lines[0], lines[-1], lines))
+        for line, place, state, attempt, failures, fence in cursor.fetchall():
+            items[(job, line)] = StoredItem(ItemState(state), attempt, failures, fence, cancelled)
+            places[(job, line)] = place
     changed: dict[_Key, tuple[Judged, str]] = {}
     results: dict[_Key, Brought] = {}
     for row in rows:
@@ -127,8 +130,16 @@ def _settle_day(
         if judged.charged:
             settled.charged.add(row.done.request_id)
         _count(settled.jobs[key[0]], judged, item)
-    _write_items(cursor, day, changed)
+    _write_items(cursor, table, {places[key]: change for key, change in changed.items()})
     _write_results(cursor, day, results, now)
+
+
+def _by_job(keys: Iterable[_Key]) -> dict[int, list[int]]:
+    """Job -> its lines, both in order: the order in which everybody locks."""
+    lines: dict[int, list[int]] = defaultdict(list)
+    for job, line in sorted(set(keys)):
+        lines[job].append(line)
+    return lines
 
 
 def _reason(done: ItemDone) -> str:
@@ -142,31 +153,30 @@ def _count(change: JobChange, judged: Judged, before: StoredItem) -> None:
     change.failed += judged.failures > before.failures
 
 
-_ITEMS_SQL = """
-UPDATE jobs_item i SET state = r.state, attempt = r.attempt, failures = r.failures, reason = r.reason,
+# Rows that this transaction holds are named by where they are.
+_DONE_SQL = sql.SQL("""
+UPDATE {table} SET state = 2, reason = '', agent_id = NULL, epoch = NULL, lease_expires = NULL
+WHERE ctid = ANY(%s::tid[])
+""")
+_NOT_DONE_SQL = sql.SQL("""
+UPDATE {table} SET state = %s, attempt = %s, failures = %s, reason = %s,
     agent_id = NULL, epoch = NULL, lease_expires = NULL
-FROM unnest(%(jobs)s::bigint[], %(lines)s::int[], %(states)s::smallint[], %(attempts)s::smallint[],
-            %(failures)s::smallint[], %(reasons)s::text[]) AS r (job_id, line, state, attempt, failures, reason)
-WHERE i.day = %(day)s AND i.job_id = r.job_id AND i.line = r.line
-"""
+WHERE ctid = ANY(%s::tid[])
+""")
 
 
-def _write_items(cursor: Cursor[Any], day: date, changed: Mapping[_Key, tuple[Judged, str]]) -> None:
-    if not changed:
-        return
-    judged = [judged for judged, _ in changed.values()]
-    cursor.execute(
-        _ITEMS_SQL,
-        {
-            "day": day,
-            "jobs": [job for job, _ in changed],
-            "lines": [line for _, line in changed],
-            "states": [int(each.state) for each in judged],
-            "attempts": [each.attempt for each in judged],
-            "failures": [each.failures for each in judged],
-            "reasons": [reason for _, reason in changed.values()],
-        },
-    )
+def _write_items(cursor: Cursor[Any], table: sql.Identifier, changed: Mapping[str, tuple[Judged, str]]) -> None:
+    """Writes what became of locked items; `changed` is by place. Items that changed alike are one statement."""
+    done = [place for place, (judged, _) in changed.items() if judged.state is ItemState.DONE]
+    if done:
+        cursor.execute(_DONE_SQL.format(table=table), (done,))
+    alike: dict[tuple[int, int, int, str], list[str]] = defaultdict(list)
+    for place, (judged, reason) in changed.items():
+        if judged.state is not ItemState.DONE:
+            alike[(int(judged.state), judged.attempt, judged.failures, reason)].append(place)
+    if alike:
+        rows = [(*values, places) for values, places in alike.items()]
+        cursor.executemany(_NOT_DONE_SQL.format(table=table), rows)
 
 
 _RESULT_SQL = (

@@ -134,12 +134,12 @@ def _jobs_to_end() -> list[tuple[int, date]]:
 
 
 _END_SQL = """
-WITH picked AS (
-    SELECT line FROM jobs_item WHERE day = %(day)s AND job_id = %(job)s AND state = 0
-    ORDER BY line LIMIT %(limit)s FOR UPDATE SKIP LOCKED
-), ended AS (
-    UPDATE jobs_item i SET state = 4 FROM picked
-    WHERE i.day = %(day)s AND i.job_id = %(job)s AND i.line = picked.line RETURNING 1
+WITH ended AS (
+    UPDATE jobs_item SET state = 4
+    WHERE day = %(day)s AND job_id = %(job)s AND line = ANY(ARRAY(
+        SELECT line FROM jobs_item WHERE day = %(day)s AND job_id = %(job)s AND state = 0
+        LIMIT %(limit)s FOR UPDATE SKIP LOCKED
+    )) RETURNING 1
 )
 UPDATE jobs_job SET items_cancelled = items_cancelled + (SELECT count(*) FROM ended), version = version + 1
 WHERE id = %(job)s RETURNING (SELECT count(*) FROM ended)
