@@ -8,11 +8,11 @@ from prometheus_client import parser
 from prometheus_client.openmetrics import parser as openmetrics
 
 from controlplane.agent.gateway import HttpFront
-from controlplane.agent.latency_totals import WAITING_MAX, LatencyTotals
+from controlplane.agent.latency_totals import WAITING_MAX, LatencyTotals, Total
 from controlplane.agent.prometheus_histograms import REQUEST_EDGES_S, classic_buckets, native_histogram
 from controlplane.agent.routes import AdminRoutes
 from controlplane.agent.spool_store import SpoolStore
-from controlplane.core.histogram import Histogram
+from controlplane.core.histogram import Histogram, upper_edge_us
 from controlplane.wire.report import FLAG_STREAMED
 from tests.agent import worlds
 from tests.agent.test_spool import row
@@ -134,6 +134,20 @@ def test_native_gaps_and_neighbours():
     assert list(upper_edges_s(native).values()) == [1, 5, 2, 7]
     empty = native_histogram(Histogram(), 0)
     assert empty.pos_spans is None and empty.count_value == 0
+
+
+def test_totals_have_the_buckets_of_the_core():
+    """Around every edge up to a year, where the logarithm is exact, and far beyond the last."""
+    edges = {upper_edge_us(index) for index in range(48 * 16)}
+    samples = sorted({max(0, edge + off) for edge in edges for off in (-1, 0, 1)})
+    samples = [us for us in samples if us < 2**45]
+    total, histogram = Total(), Histogram()
+    for us in samples:
+        total.record(us)
+        histogram.record(us)
+    assert total.histogram == histogram and total.sum_us == sum(samples)
+    total.record(2**60)
+    assert total.histogram.count == len(samples) + 1
 
 
 def test_classic_buckets_only_hold_what_certainly_fits():
