@@ -253,8 +253,10 @@ async def test_slots_follow_the_server_and_what_runs_goes_on(make_agent, server,
     assert ready.status == 503 and b"answers 500" in ready.body
     client.send(post(chat_body()))
     await agent.until(lambda: len(agent.engine.calls) == 1)
-    agent.apply(worlds.document(2, classes=doc.classes))
-    assert {slot.state for slot in agent.engine.slots.values()} == {BROKEN}, "a revision does not heal a server"
+    one_more = [*doc.pool.slots, worlds.slot(4)]
+    agent.apply(worlds.document(2, classes=doc.classes, pool={"slots": one_more}))
+    assert [slot.state for slot in agent.engine.slots.values()] == [BROKEN] * 4, "a revision does not heal a server"
+    assert not any(slot.ready for slot in agent.engine.scheduler.slots)
     assert next(iter(agent.engine.calls.values())).slot is None
     server.answers["/health"] = ok(b"")
     back_s = time.perf_counter()
