@@ -9,6 +9,7 @@ import logging
 import os
 from typing import Final
 
+from controlplane.agent import estimate_file
 from controlplane.agent.backends.base import Backend
 from controlplane.agent.backends.curves import CURVES
 from controlplane.agent.backends.openai import OpenAIBackend
@@ -87,6 +88,8 @@ class AgentProcess:
         self.backend = make_backend(options)
         self.engine = Engine(clock=clock, backend=self.backend, agent_id=0, state_dir=state_dir)
         self.engine.tracer = make_tracer(options)
+        self.engine.registry.estimates.update(estimate_file.load(state_dir))
+        self._keeping: asyncio.Task[None] | None = None
         self.watch = make_watch(options, self.engine)
         if self.watch is not None and isinstance(self.backend, OpenAIBackend):
             self.watch.heard = self.backend.reads
@@ -120,6 +123,7 @@ class AgentProcess:
             options.admin_listen.host,
             self.admin_port,
         )
+        self._keeping = asyncio.create_task(self._keep_estimates())
         if self.watch is not None:
             self.watch.start()
             self.engine.readiness.follow(self.watch)
@@ -135,6 +139,14 @@ class AgentProcess:
             agent = self.client.agent
             self.nudges = NudgeListener(self.control.broker, agent, trust, self.control, asyncio.get_running_loop())
             self.nudges.start()
+
+    async def _keep_estimates(self) -> None:
+        """Write down what was learnt of requests, off the event loop."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(estimate_file.EVERY_S)
+            body = estimate_file.encode(self.engine.registry.estimates)
+            await loop.run_in_executor(None, estimate_file.save, self.options.state_dir, body)
 
     async def end(self, *, orderly: bool) -> None:
         """Stop accepting, let requests finish within the bound, cancel the rest, report and seal."""
@@ -152,6 +164,10 @@ class AgentProcess:
             if cancelled:
                 log.warning("%d requests were still running after %g s: cancelled", cancelled, options.drain_timeout_s)
         engine.stop()
+        if self._keeping is not None:
+            self._keeping.cancel()
+        if orderly:
+            estimate_file.save(options.state_dir, estimate_file.encode(engine.registry.estimates))
         if orderly and engine.spool is not None:
             await self.control.end(LAST_REPORT_S)
         if engine.tracer is not None:

@@ -233,6 +233,9 @@ def _tenants_live(
         fair = queue.fair.tenants.get(slug)
         arrivals_us = waiting[class_id].get(slug, ())
         figures = presence.sums.figures(presence.started_us, now_us)
+        learnt = engine.registry.estimates.get((tenant_id, class_id))
+        if learnt is not None and learnt.expected_output is None:
+            learnt = None
         oldest_us = min(arrivals_us, default=None)
         yield TenantLive(
             class_id=class_id,
@@ -245,4 +248,7 @@ def _tenants_live(
             departures_per_s=figures.departures_per_s,
             residence_mean_us=figures.residence_mean_us,
             present_mean=figures.present_mean,
+            bias=None if learnt is None else learnt.bias,
+            expected_output=None if learnt is None else learnt.expected_output,
+            tokens_per_byte=None if learnt is None else learnt.tokens_per_byte,
         )

@@ -108,7 +108,8 @@ class Registry:
         self.rates = WorkRates(0, 0)
         self.shares: dict[tuple[str, int], Share] = {}
         self._cards: dict[str, list[DatedCard]] = {}
-        self._estimates: dict[tuple[int, int], DemandEstimate] = {}
+        self.estimates: dict[tuple[int, int], DemandEstimate] = {}
+        """(tenant id, class id) -> what its requests turned out to be."""
         self._safe_rate_per_s: float | None = None
 
     # What changes it
@@ -239,9 +240,9 @@ class Registry:
 
     def estimate_of(self, tenant_id: int, class_id: int) -> DemandEstimate:
         """What that tenant's requests of that class have turned out to be."""
-        estimate = self._estimates.get((tenant_id, class_id))
+        estimate = self.estimates.get((tenant_id, class_id))
         if estimate is None:
-            estimate = self._estimates[tenant_id, class_id] = DemandEstimate()
+            estimate = self.estimates[tenant_id, class_id] = DemandEstimate()
         return estimate
 
 

@@ -105,6 +105,8 @@ FLAG_ESTIMATED = 2
 FLAG_NOT_CHARGED = 4
 FLAG_OUTAGE = 8
 """Admitted from the tenant's outage slice: neither the control plane nor a lease was there."""
+FLAG_TOKENLESS = 16
+"""The work is not made of tokens (tensors in, tensors out): its counts of 0 are none, not zero."""
 
 
 class SlotUsage(Struct, array_like=True, frozen=True):
@@ -235,7 +237,11 @@ class ClassLive(Struct, frozen=True):
 
 
 class TenantLive(Struct, frozen=True):
-    """A tenant in one class on this agent now; `counter` is its fair-share counter, rates are over the last 5 min."""
+    """A tenant in one class on this agent now; `counter` is its fair-share counter, rates are over the last 5 min.
+
+    `bias` multiplies estimates of GPU time, `expected_output` is in tokens per choice; these and `tokens_per_byte` are
+    learnt from what completed here, null while nothing was learnt, and from older agents.
+    """
 
     class_id: int
     tenant_id: int
@@ -247,6 +253,9 @@ class TenantLive(Struct, frozen=True):
     departures_per_s: float
     residence_mean_us: int | None
     present_mean: float
+    bias: float | None = None
+    expected_output: float | None = None
+    tokens_per_byte: float | None = None
 
 
 class LiveFigures(Struct, frozen=True):

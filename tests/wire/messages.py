@@ -19,7 +19,7 @@ FIGURES = report.LiveFigures(
             1, 2, 3, 4, UUID, "kv_memory", 5.5, 6.5, 7.5, 8, 9.5, 10, {"queue_full": 11}, [(12, 13)], [(14, 15)]
         )
     ],
-    tenants=[report.TenantLive(1, 2, 3, 4, 5, 6.5, 7.5, 8.5, 9, 10.5)],
+    tenants=[report.TenantLive(1, 2, 3, 4, 5, 6.5, 7.5, 8.5, 9, 10.5, 11.5, 12.5, 13.5)],
 )
 
 REPORT = report.Report(
