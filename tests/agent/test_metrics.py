@@ -84,6 +84,30 @@ async def test_refusals_are_counted_by_class_and_reason_and_never_by_what_a_clie
     assert "served" not in text and "acme" not in text, "neither free text nor tenants are labels"
 
 
+async def test_counts_of_a_run_reconcile(make_agent):
+    """Offered are refused, ended or still here; each that ended is in the histogram once, whatever its end."""
+    agent = await make_agent(speed=1)
+    await serve_some(agent)
+    gone, here = await WireClient.connect(agent.port), await WireClient.connect(agent.port)
+    for client in (gone, here):
+        client.send(post(chat_body(stream=True, max_tokens=400, ignore_eos=True)))
+    await agent.until(lambda: len(agent.engine.calls) == 2)
+    gone.abort()
+    await agent.until(lambda: len(agent.engine.calls) == 1)
+    text, _ = await scrape(agent)
+    plain = samples(parser.text_string_to_metric_families(text))
+
+    def total(name: str) -> float:
+        return sum(value for key, value in plain.items() if key[0] == name)
+
+    ended = total("flexband_requests_ended_total")
+    assert plain["flexband_requests_ended_total", (("outcome", "cancelled_by_client"),)] == 1
+    assert total("flexband_requests_offered_total") == ended + total("flexband_requests_refused_total") + 1 == 7
+    assert total("gen_ai_server_request_duration_seconds_count") == ended == 4
+    assert total("gen_ai_server_time_to_first_token_seconds_count") <= ended
+    here.abort()
+
+
 async def test_native_histograms_have_what_the_agent_counted(make_agent):
     agent = await make_agent()
     await serve_some(agent)
