@@ -17,6 +17,7 @@ from controlplane.fleet.models import Pool
 from controlplane.jobs.item_partitions import day_of
 from controlplane.jobs.models import Batch, Job
 from controlplane.tenants.models import Tenant
+from controlplane.wakeups.bells import ring
 
 ITEMS_MOST = 10_000_000
 TOKENS_MOST = 2_000_000_000
@@ -93,13 +94,18 @@ def cancel_job(*, job_uuid: uuid.UUID, actor: Actor, now: datetime, reason: str 
     """Ends a job: its items count as backlog no longer. Cancelling a job that ended changes nothing."""
     with transaction.atomic():
         job = Job.objects.select_for_update(of=("self",)).select_related("tenant").get(uuid=job_uuid)
-        if job.state != Job.State.RUNNING:
+        if job.state not in (Job.State.RUNNING, Job.State.IMPORTING):
             return job
+        before = job.state
         job.state, job.finished_at, job.version = Job.State.CANCELLED, now, job.version + 1
         job.save(update_fields=["state", "finished_at", "version"])
+        if job.has_items:
+            open_states = (Batch.State.VALIDATING, Batch.State.IN_PROGRESS)
+            Batch.objects.filter(job=job, state__in=open_states).update(state=Batch.State.CANCELLING, cancelling_at=now)
+            ring("jobs.sweep")
         record(
             actor=actor, action="job.cancel", noun="job", object_id=job.uuid, now=now, tenant_slug=job.tenant.slug,
-            before={"state": "running"},
+            before={"state": before},
             after={"state": "cancelled", "items_completed": job.items_completed, "items": job.items}, reason=reason,
         )  # fmt: skip
     return job

@@ -1,13 +1,14 @@
 """REST of jobs, for staff by session and for tenants by their API key."""
 
 import uuid
+from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
 import django_filters
 from django.db.models import QuerySet
 from django.utils import timezone
-from drf_spectacular.utils import extend_schema, extend_schema_field
+from drf_spectacular.utils import OpenApiResponse, extend_schema, extend_schema_field
 from rest_framework import serializers, status
 from rest_framework.authentication import SessionAuthentication
 from rest_framework.decorators import action
@@ -17,17 +18,20 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from controlplane.audit.actors import Actor, actor_of
-from controlplane.jobs import actions, queries
+from controlplane.core.batch_items import ItemState
+from controlplane.jobs import actions, batch_actions, item_queries, queries
 from controlplane.jobs.actions import JobOrder
+from controlplane.jobs.batch_actions import REQUESTS_MOST
 from controlplane.jobs.key_authentication import KeyAuthentication
 from controlplane.jobs.models import Job
+from controlplane.jobs.openai_form import batch_form
 from controlplane.tenants.access import RolePermission
 from controlplane.tenants.models import ApiKey, Tenant
 from controlplane.tenants.queries import visible_tenants
 from controlplane.tenants.rest import KeyReused, VersionedViewSet, writes
 
 # An API key may do all of this for its own tenant, nothing else in the REST interface.
-KEY_ACTIONS = frozenset({"list", "retrieve", "create", "cancel"})
+KEY_ACTIONS = frozenset({"list", "retrieve", "create", "cancel", "items", "retry_parked", "extend_deadline"})
 
 
 class JobPermission(RolePermission):
@@ -64,6 +68,12 @@ class JobSerializer(serializers.ModelSerializer):
     standing = serializers.SerializerMethodField()
     remaining_gpu_us = serializers.SerializerMethodField()
     estimate_gpu_us_per_item = serializers.SerializerMethodField()
+    items_parked = serializers.IntegerField(
+        read_only=True, help_text="Items given up after three failed attempts or by the engine's verdict."
+    )
+    required_slots = serializers.SerializerMethodField(help_text="What its own deadline asks for from now on.")
+    estimated_finish_at = serializers.SerializerMethodField(help_text="At its pace so far; null while unknown.")
+    batch = serializers.SerializerMethodField(help_text="The batch it came from, in OpenAI's form; null for others.")
 
     class Meta:
         model = Job
@@ -71,6 +81,8 @@ class JobSerializer(serializers.ModelSerializer):
             "uuid", "tenant", "name", "class", "pool", "model", "state", "standing", "items", "items_completed",
             "items_failed", "prompt_tokens", "expected_output_tokens", "deadline", "gpu_us_done", "remaining_gpu_us",
             "estimate_gpu_us_per_item", "created_by", "created_at", "first_attempt_at", "finished_at", "version",
+            "has_items", "endpoint", "items_parked", "items_cancelled", "charge_nanos", "required_slots",
+            "estimated_finish_at", "batch",
         )  # fmt: skip
 
     @extend_schema_field(
@@ -85,19 +97,38 @@ class JobSerializer(serializers.ModelSerializer):
     def get_estimate_gpu_us_per_item(self, job: Job) -> int:
         return queries.estimate_of(job, job.pool).gpu_us_per_item
 
+    def get_required_slots(self, job: Job) -> float | None:
+        return queries.status_of(job, timezone.now()).required_slots
+
+    def get_estimated_finish_at(self, job: Job) -> datetime | None:
+        return queries.estimated_finish(job, timezone.now())
+
+    @extend_schema_field({"type": ["object", "null"]})
+    def get_batch(self, job: Job) -> dict[str, Any] | None:
+        return batch_form(job.batch) if job.has_items else None
+
 
 # `class` is a word of the language, so these fields cannot be declared like the others
 JobSerializer._declared_fields["class"] = serializers.SlugRelatedField("slug", source="workload_class", read_only=True)
 
 
 class JobOrderSerializer(serializers.Serializer):
-    """A job as its owner declares it; token counts are those of one item. `tenant` is for staff only."""
+    """A job as its owner declares it; token counts are those of one item. `tenant` is for staff only.
+
+    With `input_file` or `requests` its items are run here, and `items` and token counts are read from them.
+    """
 
     tenant = serializers.CharField(max_length=63, required=False)
     name = serializers.CharField(max_length=120, required=False, allow_blank=True)
-    items = serializers.IntegerField()
-    prompt_tokens = serializers.IntegerField()
-    expected_output_tokens = serializers.IntegerField()
+    items = serializers.IntegerField(required=False)
+    prompt_tokens = serializers.IntegerField(required=False)
+    expected_output_tokens = serializers.IntegerField(required=False)
+    input_file = serializers.CharField(max_length=60, required=False, help_text="The id of an uploaded file.")
+    requests = serializers.ListField(
+        child=serializers.DictField(), min_length=1, max_length=REQUESTS_MOST, required=False,
+        help_text="Lines of a batch file: custom_id, method, url and body.",
+    )  # fmt: skip
+    endpoint = serializers.CharField(max_length=40, required=False, help_text="What the requests are for.")
     deadline = InstantField(required=False, allow_null=True, help_text="Without one the class's default.")
     best_effort = serializers.BooleanField(required=False, help_text="No deadline: ordered last, never lent for.")
     pool = serializers.CharField(max_length=63, required=False)
@@ -111,9 +142,15 @@ class CancelSerializer(serializers.Serializer):
     reason = serializers.CharField(max_length=400, required=False, allow_blank=True)
 
 
+class ExtendSerializer(serializers.Serializer):
+    deadline = InstantField()
+    reason = serializers.CharField(max_length=400, required=False, allow_blank=True)
+
+
 class JobFilter(django_filters.FilterSet):
     tenant = django_filters.CharFilter("tenant__slug")
     pool = django_filters.CharFilter("pool__slug")
+    batch = django_filters.UUIDFilter("batch__uuid", label="The one that came from a batch")
     missed = django_filters.BooleanFilter(method="past_deadline", label="Only those past their deadline")
 
     class Meta:
@@ -142,11 +179,24 @@ class JobViewSet(ListModelMixin, VersionedViewSet):
     def get_queryset(self) -> QuerySet[Job]:
         return queries.visible_jobs(self.request.user)
 
-    @extend_schema(request=JobOrderSerializer, responses={200: JobSerializer, 201: JobSerializer})
+    @extend_schema(
+        request=JobOrderSerializer,
+        responses={200: JobSerializer, 201: JobSerializer, 202: OpenApiResponse(description="A batch to be read.")},
+    )
     def create(self, request: Request) -> Response:
-        """Declares a job. With `Idempotency-Key` the same order answers the same job for ever (200), another is 422."""
+        """Declares a job. With `Idempotency-Key` the same order answers the same job for ever (200), another is 422.
+
+        With `input_file` or `requests` the answer is 202 with the batch: its job is there when a worker has begun to
+        read it (`?batch=` finds it).
+        """
         values = self.body(JobOrderSerializer)
         tenant, key = self._tenant(values), request.headers.get("Idempotency-Key")
+        if "input_file" in values or "requests" in values:
+            return self._submit(request, tenant, values, key or None)
+        missing = [name for name in ("items", "prompt_tokens", "expected_output_tokens") if name not in values]
+        if missing or "endpoint" in values:
+            wrong = {name: ["Say how many, or send input_file or requests."] for name in missing}
+            raise serializers.ValidationError(wrong or {"endpoint": ["Only requests that are run here have one."]})
         order = JobOrder(class_slug=values.pop("class"), best_effort=values.pop("best_effort", False), **values)
         allowed = list(request.auth.classes) if isinstance(request.auth, ApiKey) else None
         try:
@@ -175,6 +225,61 @@ class JobViewSet(ListModelMixin, VersionedViewSet):
         job = self.get_object()
         reason = self.body(CancelSerializer).get("reason", "") if request.data else ""
         actions.cancel_job(job_uuid=job.uuid, actor=self._actor(request), now=timezone.now(), reason=reason)
+        return self.answer(self.get_object())
+
+    def _submit(self, request: Request, tenant: Tenant, values: dict[str, Any], key: str | None) -> Response:
+        try:
+            batch = batch_actions.submit_rest(
+                tenant=tenant,
+                key=request.auth if isinstance(request.auth, ApiKey) else None,
+                values=values,
+                actor=self._actor(request),
+                now=timezone.now(),
+                idempotency_key=key,
+            )
+        except actions.KeyReused as error:
+            raise KeyReused(str(error)) from error
+        return Response({"batch": batch_form(batch)}, status=status.HTTP_202_ACCEPTED)
+
+    @extend_schema(responses={200: OpenApiResponse(description="Items after `after`, by line.")})
+    @action(detail=True, methods=["get"], pagination_class=None, filter_backends=[])
+    def items(self, request: Request, uuid: uuid.UUID) -> Response:
+        """Items of a job by line: `?state=parked` with their reasons, `?after=` the last line seen."""
+        job = self.get_object()
+        state, after = request.query_params.get("state", ""), request.query_params.get("after", "0")
+        if state and state.upper() not in ItemState.__members__:
+            raise serializers.ValidationError({"state": [f"Ask for {', '.join(s.name.lower() for s in ItemState)}."]})
+        if not after.isdigit() or int(after[:12]) >= 2**31:
+            raise serializers.ValidationError({"after": ["Write the number of a line."]})
+        wanted = ItemState[state.upper()] if state else None
+        rows = item_queries.items_page(job, after=int(after), limit=51, state=wanted)
+        page = rows[:50]
+        more = page[-1].line if len(rows) > len(page) else None
+        return Response({"results": [asdict(row) for row in page], "after": more})
+
+    @extend_schema(request=CancelSerializer)
+    @action(detail=True, methods=["post"], url_path="retry-parked")
+    @writes
+    def retry_parked(self, request: Request, uuid: uuid.UUID) -> Response:
+        """Makes parked items leasable again; a job that was completed runs again."""
+        job = self.get_object()
+        reason = self.body(CancelSerializer).get("reason", "") if request.data else ""
+        retried = batch_actions.retry_parked(
+            job_uuid=job.uuid, actor=self._actor(request), now=timezone.now(), reason=reason
+        )
+        return self.answer(self.get_object(), retried=retried)
+
+    @extend_schema(request=ExtendSerializer)
+    @action(detail=True, methods=["post"], url_path="extend-deadline")
+    @writes
+    def extend_deadline(self, request: Request, uuid: uuid.UUID) -> Response:
+        """Moves the deadline of a running job to a later instant."""
+        job = self.get_object()
+        values = self.body(ExtendSerializer)
+        batch_actions.extend_deadline(
+            job_uuid=job.uuid, deadline=values["deadline"], actor=self._actor(request), now=timezone.now(),
+            reason=values.get("reason", ""),
+        )  # fmt: skip
         return self.answer(self.get_object())
 
     def _tenant(self, values: dict[str, Any]) -> Tenant:

@@ -21,6 +21,7 @@ from controlplane.jobs.actions import DEADLINE_MOST, ITEMS_MOST, KEY_MOST, NAME_
 from controlplane.jobs.batch_lines import CONTENT
 from controlplane.jobs.deadlines import read_deadline
 from controlplane.jobs.models import Batch, Job, StoredFile
+from controlplane.jobs.storage import Writing
 from controlplane.tenants.models import ApiKey, Tenant
 from controlplane.wakeups.bells import ring
 
@@ -30,6 +31,7 @@ METADATA_KEY_MOST: Final = 64
 METADATA_VALUE_MOST: Final = 512
 BEST_EFFORT_ENDS: Final = timedelta(days=30)
 RETRIES_MOST: Final = 100_000
+REQUESTS_MOST: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +83,65 @@ def submit_batch(
             return found
         raise
     return batch
+
+
+def submit_rest(
+    *,
+    tenant: Tenant,
+    key: ApiKey | None,
+    values: dict[str, Any],
+    actor: Actor,
+    now: datetime,
+    idempotency_key: str | None,
+) -> Batch:
+    """A batch by the fields of the REST interface: `input_file`, or `requests` that become a file here.
+
+    The file of the same requests under the same idempotency key is found again. Raises as `submit_batch` does.
+    """
+    metadata = {name: str(values[name]) for name in ("class", "pool", "name") if values.get(name)}
+    if values.get("deadline"):
+        metadata["deadline"] = values["deadline"].isoformat()
+    if values.get("best_effort"):
+        metadata["best_effort"] = "true"
+    requests = values.get("requests")
+    if requests is not None and values.get("input_file"):
+        raise ValidationError({"requests": "Send either requests or input_file."})
+    file_id = values.get("input_file", "")
+    endpoint = values.get("endpoint") or (str(requests[0].get("url", "")) if requests else "/v1/chat/completions")
+    if requests is not None:
+        file_id = _inline_file(tenant, requests, actor, now, idempotency_key)
+    order = BatchOrder(input_file_id=file_id, endpoint=endpoint, metadata=metadata)
+    try:
+        return submit_batch(tenant=tenant, key=key, order=order, actor=actor, now=now, idempotency_key=idempotency_key)
+    except ValidationError as error:
+        fields = error.message_dict if hasattr(error, "error_dict") else {"batch": error.messages}
+        renamed = {"input_file_id": "input_file"}
+        raise ValidationError(
+            {renamed.get(name, name.removeprefix("metadata.")): texts for name, texts in fields.items()}
+        ) from None
+
+
+def _inline_file(tenant: Tenant, requests: list[dict[str, Any]], actor: Actor, now: datetime, key: str | None) -> str:
+    content = b"".join(json.dumps(row).encode() + b"\n" for row in requests)
+    name = uuid.uuid5(_INLINE, f"{tenant.pk} {key} {hashlib.sha256(content).hexdigest()}") if key else uuid.uuid4()
+    found = StoredFile.objects.filter(uuid=name, ready_at__isnull=False).first()
+    if found is None:
+        path = f"{tenant.pk}/in/{name}"
+        with Writing(path) as writing:
+            writing.write(content)
+            written = writing.finish()
+        found, _ = StoredFile.objects.update_or_create(
+            uuid=name,
+            defaults={
+                "tenant": tenant, "purpose": StoredFile.Purpose.BATCH, "filename": "requests.jsonl", "path": path,
+                "size_bytes": written.size_bytes, "lines": written.lines, "digest": written.digest,
+                "created_by": actor.name, "created_at": now, "ready_at": now, "expires_at": file_expiry(now),
+            },
+        )  # fmt: skip
+    return f"file-{found.uuid.hex}"
+
+
+_INLINE = uuid.UUID("6f1f4f3e-0d0b-4b7e-9a55-7d6ad41d7c11")
 
 
 def _known(tenant: Tenant, order: BatchOrder, key: str | None) -> Batch | None:

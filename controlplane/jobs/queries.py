@@ -28,7 +28,8 @@ MISSED_GRACE = timedelta(minutes=30)
 
 def visible_jobs(user: User | AnonymousUser) -> QuerySet[Job]:
     """All jobs for staff, those of the own tenant for a tenant's member."""
-    rows = Job.objects.select_related("tenant", "workload_class", "pool__model")
+    files = (f"batch__{name}_file" for name in ("input", "output", "error"))
+    rows = Job.objects.select_related("tenant", "workload_class", "pool__model", *files)
     member = member_of(user)
     if member is None:
         return rows.none()
@@ -155,6 +156,14 @@ def status_of(job: Job, now: datetime) -> JobStatus:
         required_slots=required,
         standing=_standing(job, now),
     )
+
+
+def estimated_finish(job: Job, now: datetime) -> datetime | None:
+    """When a running job will be done at the pace it had since its first attempt; None while nothing is known of it."""
+    started, done = job.first_attempt_at, job.items_completed + job.items_parked
+    if job.state != Job.State.RUNNING or started is None or not done or now <= started:
+        return None
+    return now + (now - started) * unfinished_items(job) / done
 
 
 def _standing(job: Job, now: datetime) -> str:
