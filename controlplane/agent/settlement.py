@@ -12,7 +12,14 @@ from controlplane.agent.objectives import Measured
 from controlplane.agent.purses import SlicePurse
 from controlplane.core.pricing import ChargeLines, charge
 from controlplane.core.reasons import OUTCOME_CODES, Outcome, answer_for
-from controlplane.wire.report import FLAG_ESTIMATED, FLAG_NOT_CHARGED, FLAG_OUTAGE, FLAG_STREAMED, UsageRow
+from controlplane.wire.report import (
+    FLAG_ESTIMATED,
+    FLAG_NOT_CHARGED,
+    FLAG_OUTAGE,
+    FLAG_STREAMED,
+    FLAG_TOKENLESS,
+    UsageRow,
+)
 
 NOTHING: Final = ChargeLines(0, 0, 0, 0, 0)
 UNKNOWN: Final = -1
@@ -67,6 +74,8 @@ def opened_row(call: Call, model_id: int, job: str) -> UsageRow:
     queued, reservation = call.queued, call.reservation
     if reservation is not None and isinstance(reservation.purse, SlicePurse):
         flags |= FLAG_OUTAGE
+    if call.tokenless:
+        flags |= FLAG_TOKENLESS
     return UsageRow(
         call.request_id, call.arrived_us, call.arrived_us, 1, UNKNOWN, call.tenant.policy.id, call.key.live.id,
         call.klass.policy.id, call.asked.policy.id, model_id, job, call.revision, call.card.rate_version,
@@ -134,7 +143,7 @@ def closed_row(
     """The record of an ended call."""
     usage, lines, queued = settled.usage, settled.lines, call.queued
     prompt, cached = usage.prompt_tokens, usage.cached_tokens
-    flags = opened.flags & (FLAG_STREAMED | FLAG_OUTAGE)
+    flags = opened.flags & (FLAG_STREAMED | FLAG_OUTAGE | FLAG_TOKENLESS)
     flags |= (FLAG_ESTIMATED if usage.estimated else 0) | (0 if settled.charged else FLAG_NOT_CHARGED)
     ttft_us = call.first_us - call.arrived_us if call.stream and call.first_us else UNKNOWN
     return UsageRow(

@@ -18,7 +18,7 @@ from controlplane.live.stages import STAGE_FILLS, STAGE_NAMES
 from controlplane.tenants.models import ApiKey, Tenant
 from controlplane.usage.models import DecisionSample, UsageRecord
 from controlplane.usage.queries import find_request
-from controlplane.wire.report import FLAG_ESTIMATED, FLAG_NOT_CHARGED, FLAG_OUTAGE, FLAG_STREAMED
+from controlplane.wire.report import FLAG_ESTIMATED, FLAG_NOT_CHARGED, FLAG_OUTAGE, FLAG_STREAMED, FLAG_TOKENLESS
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Attempt:
     start_us: int
     end_us: int
     gpu_us: int
-    output_tokens: int
+    output_tokens: int | None
     outcome: str
     grade: str
     status: int
@@ -261,11 +261,19 @@ def _facts(records: list[UsageRecord], sample: DecisionSample | None, names: _Na
     return [
         *facts,
         {"label": "Model", "value": names.model},
-        {"label": "Prompt", "value": f"{last.prompt_tokens:,}", "note": f"tokens, {last.cached_tokens:,} cached"},
-        {"label": "Output", "value": f"{last.output_tokens:,}", "note": "tokens"},
+        *_token_facts(last),
         {"label": "TTFT", "value": ttft, "note": "" if streamed else "not streamed"},
         {"label": "TPOT", "value": tpot},
         {"label": "Revision", "value": last.revision or None},
+    ]
+
+
+def _token_facts(last: UsageRecord) -> list[dict[str, Any]]:
+    if last.flags & FLAG_TOKENLESS:
+        return [{"label": name, "value": None, "note": "not made of tokens"} for name in ("Prompt", "Output")]
+    return [
+        {"label": "Prompt", "value": f"{last.prompt_tokens:,}", "note": f"tokens, {last.cached_tokens:,} cached"},
+        {"label": "Output", "value": f"{last.output_tokens:,}", "note": "tokens"},
     ]
 
 
@@ -278,7 +286,7 @@ def _attempt(record: UsageRecord, first: datetime, names: _Names) -> Attempt:
         start_us=max(0, _since(record.ended_at, first) - sum(max(0, us) for us in _stages(record).values())),
         end_us=_since(record.ended_at, first),
         gpu_us=record.gpu_us,
-        output_tokens=record.output_tokens,
+        output_tokens=None if record.flags & FLAG_TOKENLESS else record.output_tokens,
         outcome=outcome,
         grade=_chip(outcome, ""),
         status=record.status,

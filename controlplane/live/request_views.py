@@ -21,6 +21,7 @@ from controlplane.tenants.access import requires
 from controlplane.tenants.models import Tenant
 from controlplane.tenants.queries import visible_tenants
 from controlplane.usage.models import DecisionSample, RefusalMinute, UsageRecord
+from controlplane.wire.report import FLAG_TOKENLESS
 
 SHOWN = 50
 LOOK_BACK = timedelta(hours=24)
@@ -145,7 +146,7 @@ def _record(row: UsageRecord, names: _Names) -> Found:
         status=row.status,
         total_us=round((row.ended_at - row.arrived_at).total_seconds() * 1_000_000),
         queue_us=row.queue_us if row.queue_us >= 0 else None,
-        tokens=f"{row.prompt_tokens:,} + {row.output_tokens:,}",
+        tokens="—" if row.flags & FLAG_TOKENLESS else f"{row.prompt_tokens:,} + {row.output_tokens:,}",
     )
 
 

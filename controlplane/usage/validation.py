@@ -18,13 +18,13 @@ from controlplane.core.pricing import HOUR_US, MTOK, PPM
 from controlplane.core.reasons import Outcome
 from controlplane.usage.records import INTEGERS, Ints, Records
 from controlplane.usage.rollup_keys import group_by
-from controlplane.wire.report import FLAG_ESTIMATED, FLAG_NOT_CHARGED, FLAG_OUTAGE, FLAG_STREAMED
+from controlplane.wire.report import FLAG_ESTIMATED, FLAG_NOT_CHARGED, FLAG_OUTAGE, FLAG_STREAMED, FLAG_TOKENLESS
 
 FUTURE_US = 300_000_000
 MINUTE_US = 60_000_000
 _INT4_MAX = 2**31 - 1
 _CHARGE_MAX = 2**53
-_FLAGS = FLAG_STREAMED | FLAG_ESTIMATED | FLAG_NOT_CHARGED | FLAG_OUTAGE
+_FLAGS = FLAG_STREAMED | FLAG_ESTIMATED | FLAG_NOT_CHARGED | FLAG_OUTAGE | FLAG_TOKENLESS
 _COMPLETED = Outcome.COMPLETED.code
 
 

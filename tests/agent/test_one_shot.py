@@ -12,6 +12,7 @@ from controlplane.agent.backends.openai import OpenAIBackend
 from controlplane.agent.backends.sim_one_shot import packed, unit_vector
 from controlplane.core.reasons import Outcome
 from controlplane.wire.policy import Batching
+from controlplane.wire.report import FLAG_TOKENLESS
 from tests.agent import worlds
 from tests.agent.upstreams import Upstream, respond
 from tests.agent.wire_client import WireClient
@@ -448,7 +449,7 @@ async def test_tensors_pass_through_any_server_and_are_measured_by_gpu_time(make
         answer = await infer(agent, TENSOR)
     assert (answer.status, answer.body, server.bodies) == (200, answered, [TENSOR])
     (row,) = agent.closed_rows()
-    assert (row.prompt_tokens, row.output_tokens, row.flags & 2) == (0, 0, 0)
+    assert (row.prompt_tokens, row.output_tokens, row.flags) == (0, 0, FLAG_TOKENLESS)
     assert row.gpu_us >= 20_000
     assert row.charge_gpu_nanos == row.gpu_us and row.charge_prompt_nanos == 0
     assert agent.engine.tokenless_time.mean_us == row.gpu_us, "what it took is what the next is expected to take"

@@ -10,7 +10,7 @@ import pytest
 from controlplane.agent.backends.triton import TritonBackend, TritonOptions
 from controlplane.core.reasons import Outcome
 from controlplane.wire.policy import Batching
-from controlplane.wire.report import FLAG_ESTIMATED
+from controlplane.wire.report import FLAG_ESTIMATED, FLAG_TOKENLESS
 from tests.agent import worlds
 from tests.agent.test_one_shot import TENSOR, ask, infer
 from tests.agent.triton_server import TritonServer, vector
@@ -78,7 +78,7 @@ async def test_tensors_pass_and_are_measured_by_gpu_time(make):
     (output,) = answer.json["outputs"]
     assert (answer.status, output["data"]) == (200, vector("a text"))
     (row,) = agent.closed_rows()
-    assert (row.prompt_tokens, row.output_tokens, row.flags) == (0, 0, 0)
+    assert (row.prompt_tokens, row.output_tokens, row.flags) == (0, 0, FLAG_TOKENLESS)
     assert row.gpu_us > 0
     agent.assert_nothing_held()
 

@@ -9,11 +9,14 @@ from django.test import Client
 from django.urls import reverse
 
 from controlplane.contracts.models import ObjectiveMinute
+from controlplane.core.reasons import Outcome
 from controlplane.fleet.models import AgentLive, Pool, SlotInterval
 from controlplane.flex.models import Grant
 from controlplane.live import readings, topics
 from controlplane.tenants.models import Member
+from controlplane.wire.report import FLAG_TOKENLESS
 from tests import factories
+from tests.live.scene import record
 
 pytestmark = pytest.mark.django_db
 
@@ -92,6 +95,20 @@ def test_numbers_of_the_queue_panel(scene, moment):
     globex = rows[f"c{scene.chat.pk}t{scene.globex.pk}"]
     assert (globex["light"], globex["refused_why"]) == ("risk", "214 rate_limit, 38 wait_too_long")
     assert rows[f"c{scene.bulk.pk}"]["light_word"] == "No arrivals"
+
+
+def test_a_tenants_row_says_what_was_learnt_and_what_admission_makes_of_it(scene, moment):
+    key = f"c{scene.chat.pk}t{scene.globex.pk}"
+
+    def note():
+        return next(row["note"] for row in pool_state("chat-70b", moment)["queue"] if row["key"] == key)
+
+    assert note() == "", "nothing was learnt, or an older agent"
+    row = AgentLive.objects.get(agent=scene.agents[0])
+    for tenant in row.figures["tenants"]:
+        tenant |= {"bias": 1.8, "expected_output": 121.6, "tokens_per_byte": 0.3}
+    row.save(update_fields=["figures"])
+    assert note() == "its GPU time counts 1.80 times the estimate in waits and admission; 122 output tokens expected"
 
 
 def test_stages_of_the_tail_add_up_and_own_percentiles_stand_beside(scene, moment):
@@ -231,6 +248,14 @@ def test_a_request_tells_its_attempts_stages_and_charge(scene, oncall):
     assert "Decode took 5,300.0 ms" in page and "1 attempt failed before the last" in page
     assert "upstream_error" in page and "not charged" in page
     assert "0.00104784" in page
+
+
+def test_work_without_tokens_shows_dashes_and_no_zeros(scene, moment, oncall):
+    tensors = uuid.uuid4()
+    record(scene, tensors, moment, outcome=Outcome.COMPLETED, queue_us=5, decode_us=5, flags=FLAG_TOKENLESS)
+    page = body(oncall, "request", tensors)
+    assert page.count("not made of tokens") == 2
+    assert "214" not in page.split("Charge")[0] and "cached" not in page.split("Charge")[0]
 
 
 def test_a_refused_request_shows_every_check_and_the_first_that_failed(scene, oncall):
