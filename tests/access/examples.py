@@ -22,7 +22,7 @@ from controlplane.contracts.models import Contract
 from controlplane.core.reasons import Reason
 from controlplane.fleet.actions import create_enrolment_token
 from controlplane.flex.models import Decision, Lend
-from controlplane.jobs.models import Job
+from controlplane.jobs.models import Batch, Job, StoredFile
 from controlplane.ledger import rates
 from controlplane.ledger.models import AttributionInterval
 from controlplane.policy.compile import compile_configuration
@@ -163,6 +163,32 @@ def job(owner: str) -> UUID:
     return found.uuid
 
 
+def stored_file(owner: str) -> str:
+    row, _ = StoredFile.objects.get_or_create(
+        path=f"example {owner}",
+        defaults={
+            "tenant": Tenant.objects.get(slug=owner), "purpose": "batch", "filename": f"file {MARK[owner]}", "lines": 1,
+            "created_by": "key", "created_at": factories.NOW, "ready_at": factories.NOW,
+            "expires_at": timezone.now() + timedelta(days=1),
+        },
+    )  # fmt: skip
+    return f"file-{row.uuid.hex}"
+
+
+def batch(owner: str) -> str:
+    stored_file(owner)
+    file = StoredFile.objects.get(path=f"example {owner}")
+    row, _ = Batch.objects.get_or_create(
+        input_file=file,
+        defaults={
+            "tenant": file.tenant, "class_slug": "bulk", "endpoint": "/v1/chat/completions", "completion_window": "24h",
+            "metadata": {"name": MARK[owner]}, "created_by": "key", "created_at": factories.NOW,
+            "expires_at": timezone.now() + timedelta(days=1),
+        },
+    )  # fmt: skip
+    return f"batch_{row.uuid.hex}"
+
+
 def revision(owner: str) -> int:
     pool(owner)
     found = Revision.objects.first() or Revision.objects.create(
@@ -235,6 +261,8 @@ ARGUMENTS: dict[tuple[str, str], Maker] = {
     ("api/v1/cost-rates/", "pk"): cost_rate,
     ("api/v1/rate-cards/", "pk"): rate_card,
     ("api/v1/jobs/", "uuid"): job,
+    ("v1/files/", "file_id"): stored_file,
+    ("v1/batches/", "batch_id"): batch,
     ("tenants/", "slug"): tenant,
     ("keys/", "public_id"): key,
     ("budgets/", "budget_id"): budget,
