@@ -93,6 +93,7 @@ class AgentProcess:
         self.watch = make_watch(options, self.engine)
         if self.watch is not None and isinstance(self.backend, OpenAIBackend):
             self.watch.heard = self.backend.reads
+            self.backend.unreachable = self.watch.look_now
         self.store = SpoolStore(state_dir / "spool", bytes_max=options.spool_bytes_max)
         self.client = ControlPlane(options.control_plane, identity.key, "", clock.now_us)
         self.control = Control(

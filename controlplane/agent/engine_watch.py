@@ -53,6 +53,7 @@ class EngineWatch:
         self._loop = asyncio.get_running_loop()
         self._session: aiohttp.ClientSession | None = None
         self._tasks: list[asyncio.Task[None]] = []
+        self._asked = asyncio.Event()
         self._read_at_s = -STALE_S
         self._reading = EngineReading()
         self.health = Health()
@@ -95,7 +96,14 @@ class EngineWatch:
                 await self.check()
             except Exception:
                 log.exception("the inference server's health could not be looked at; the next look comes")
-            await asyncio.sleep(HEALTH_EVERY_S)
+            self._asked.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(HEALTH_EVERY_S):
+                    await self._asked.wait()
+
+    def look_now(self) -> None:
+        """A request could not reach the server: do not wait for the next look."""
+        self._asked.set()
 
     async def check(self) -> None:
         """Ask once. A server that sends tokens meanwhile is busy, not dead: a missing answer is then forgiven."""

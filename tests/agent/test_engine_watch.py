@@ -347,6 +347,27 @@ async def test_a_server_that_sends_tokens_is_busy_not_dead(make_agent, server, w
         await agent.until(lambda: not agent.engine.calls)
 
 
+async def test_a_connect_that_fails_is_looked_after_at_once(make_agent, server, watch, monkeypatch):
+    """The requests of the next second are not sent to a server that is known to be gone."""
+    upstream = OpenAIBackend(server.url)
+    upstream.unreachable = watch.look_now
+    monkeypatch.setattr(engine_watch, "HEALTH_EVERY_S", 60)
+    agent = await make_agent(backend=upstream)
+    agent.engine.readiness.follow(watch)
+    watch.start()
+    await agent.until(lambda: agent.engine.readiness.state == READY)
+    await server.stop()
+    died_s = time.perf_counter()
+    client = await WireClient.connect(agent.port)
+    assert (await client.ask(post(chat_body()))).status in (429, 502)
+    await agent.until(lambda: agent.engine.readiness.state == BROKEN)
+    print(f"slots were taken out {(time.perf_counter() - died_s) * 1000:.0f} ms after the server died")
+    assert watch.health.state == BROKEN
+    await server.start(server.port)
+    watch.look_now()
+    await agent.until(lambda: agent.engine.readiness.state == READY)
+
+
 async def test_a_watch_outlives_what_goes_wrong_in_it(watch, server, monkeypatch, caplog):
     monkeypatch.setattr(engine_watch, "HEALTH_EVERY_S", 0.02)
     looks = 0

@@ -11,6 +11,7 @@ import asyncio
 import os
 import re
 from collections import deque
+from collections.abc import Callable
 from typing import Final, cast
 from urllib.parse import urlsplit
 
@@ -56,6 +57,8 @@ class OpenAIBackend:
         self.send_priority = send_priority
         self.loop = asyncio.get_running_loop()
         self.idle: deque[UpstreamConnection] = deque()
+        self.unreachable: Callable[[], None] = lambda: None
+        """Told of every connect that failed."""
         self.heard = 0
         """Reads that brought something."""
         self.tasks: set[asyncio.Task[None]] = set()
@@ -121,6 +124,7 @@ class OpenAIBackend:
                     lambda: UpstreamConnection(self), self.host, self.port
                 )
         except (OSError, TimeoutError) as error:
+            self.unreachable()
             if not run.ended:
                 run.ended = True
                 # Without the address, which is the operator's and not the client's.
