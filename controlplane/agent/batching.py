@@ -67,6 +67,10 @@ class BatchingBackend:
         """Whether requests to that path wait for others once they are on a slot."""
         return path == EMBEDDINGS_PATH and self._policy.on and not self.inner.batches_itself
 
+    def wait_us(self, path: str) -> int:
+        """How long a request to that path may wait for others, once it is on a slot."""
+        return self._policy.max_wait_us if self.gathers(path) else 0
+
     def shape_of(self, body: bytes, path: str) -> str:
         """What a checked request may be run together with; empty where it is not."""
         return embedding_inputs(body).shape if self.gathers(path) else ""

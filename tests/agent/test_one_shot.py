@@ -421,6 +421,28 @@ async def test_the_simulated_server_takes_a_fixed_time_and_one_per_input(make_ag
     agent.assert_nothing_held()
 
 
+async def test_the_simulated_server_does_not_hold_up_its_agent(make_agent):
+    agent = await make_agent()
+    answer = await ask(agent, {"input": ["x"] * 100, "dimensions": 65_536})
+    assert (answer.status, answer.json["error"]["param"]) == (400, "dimensions")
+    agent.assert_nothing_held()
+
+
+async def test_a_lent_slot_counts_the_wait_for_others(make_agent):
+    """It takes only what is home within the drain bound (10 s), and a batch may keep it for its whole wait."""
+    unsafe = [worlds.class_policy(), worlds.class_policy("bulk", kind="batch", retry_safe=False)]
+    agent = await make_agent()
+    for revision, wait_ms, fits in ((2, 2_400, True), (3, 2_600, False)):
+        agent.apply(worlds.document(revision, classes=unsafe, pool={"batching": Batching(2, wait_ms)}))
+        connection = await WireClient.connect(agent.port)
+        connection.send(post({"input": "x"}, key=worlds.BATCH_SECRET))
+        await agent.until(lambda: len(agent.engine.calls) == 1)
+        (call,) = agent.engine.calls.values()
+        assert call.fits_drain is fits, "the estimate counts four times: 2.5 s of waiting are the bound"
+        connection.writer.close()
+        await agent.until(lambda: not agent.engine.calls)
+
+
 # Tensors
 
 TENSOR = {"inputs": [{"name": "IMAGE", "shape": [2, 3], "datatype": "FP32", "data": [1, 2, 3, 4, 5, 6]}]}

@@ -18,15 +18,21 @@ from typing import Final
 import msgspec
 from msgspec import Raw, Struct
 
-from controlplane.agent.backends.base import BackendRequest, Sink, TokenUsage
+from controlplane.agent.answers import error_body
+from controlplane.agent.backends.base import BackendRequest, Failure, Sink, TokenUsage
 from controlplane.agent.embedding_batch import BYTES_PER_TOKEN, embedding_inputs
 from controlplane.agent.one_shot_body import EMBEDDINGS_PATH
 from controlplane.core.batching import ServiceTime
 
 DEFAULT_CURVE: Final = ServiceTime(fixed_us=4_000, per_input_us=500)
 DEFAULT_DIMENSIONS: Final = 64
+NUMBERS_MAX: Final = 1 << 18
 
 _encode = msgspec.json.Encoder().encode
+
+
+class TooMuch(Exception):
+    """An answer that would hold up the event loop for seconds."""
 
 
 class _Asked(Struct):
@@ -110,9 +116,15 @@ class OneShotSlot:
     def _end(self) -> None:
         run, self._running = self._running, None
         self._timer = self._loop.call_soon(self._next)
-        if run is not None:
+        if run is None:
+            return
+        run.ended = True
+        try:
             usage, body = answer(run.request, self._sims.seed)
-            run.ended = True
+        except TooMuch as error:
+            told = error_body(str(error), "invalid_request_error", None, "dimensions")
+            run.sink.failed(Failure(str(error), retryable=False, status=400, body=told))
+        else:
             run.sink.finished(usage, body)
 
 
@@ -143,7 +155,7 @@ class OneShotRun:
 
 
 def answer(request: BackendRequest, seed: int) -> tuple[TokenUsage, bytes]:
-    """Usage and body of a finished request."""
+    """Usage and body of a finished request. Raises TooMuch."""
     if request.path == EMBEDDINGS_PATH:
         return _embeddings(request, seed)
     return TokenUsage(0, 0, 0), _scores(request, seed)
@@ -152,9 +164,12 @@ def answer(request: BackendRequest, seed: int) -> tuple[TokenUsage, bytes]:
 def _embeddings(request: BackendRequest, seed: int) -> tuple[TokenUsage, bytes]:
     asked, inputs = _asked.decode(request.body), embedding_inputs(request.body)
     tokens = sum(inputs.token_counts or [max(1, len(piece) // BYTES_PER_TOKEN) for piece in inputs.pieces])
+    dimensions = asked.dimensions or DEFAULT_DIMENSIONS
+    if len(inputs.pieces) * dimensions > NUMBERS_MAX:
+        raise TooMuch(f"The simulated server makes at most {NUMBERS_MAX} numbers: ask for fewer dimensions or inputs.")
     rows = []
     for index, piece in enumerate(inputs.pieces):
-        vector = unit_vector(piece, seed, asked.dimensions or DEFAULT_DIMENSIONS)
+        vector = unit_vector(piece, seed, dimensions)
         told = vector if asked.encoding_format != "base64" else packed(vector)
         rows.append({"object": "embedding", "index": index, "embedding": told})
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
