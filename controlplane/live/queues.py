@@ -201,6 +201,23 @@ def _refusals(counts: Mapping[str, int]) -> dict[str, Any]:
     return {"refused": sum(counts.values()), "refused_why": ", ".join(f"{count} {reason}" for reason, count in ordered)}
 
 
+def _learnt(rows: Sequence[Mapping[str, Any]]) -> str:
+    """What agents learnt of a tenant's requests, and what admission makes of it; empty while nothing was learnt."""
+    known = [(row["bias"], row["expected_output"]) for row in rows if row.get("bias") is not None]
+    if not known:
+        return ""
+    biases, outputs = [bias for bias, _ in known], [output for _, output in known]
+    return (
+        f"its GPU time counts {_span(biases, '.2f')} times the estimate in waits and admission;"
+        f" {_span(outputs, '.0f')} output tokens expected"
+    )
+
+
+def _span(values: Sequence[float], form: str) -> str:
+    least, most = format(min(values), form), format(max(values), form)
+    return least if least == most else f"{least} to {most}"
+
+
 def _tenant_rows(
     class_id: int,
     words: Sequence[AgentWord],
@@ -228,7 +245,7 @@ def _tenant_rows(
         elif rows is None:
             said = _row([]) | _refusals(counts)
         else:
-            said = _row(rows) | _refusals(counts)
+            said = _row(rows) | _refusals(counts) | {"note": _learnt(rows)}
         slug = names.tenants.get(tenant_id, f"tenant {tenant_id}")
         klass, kind = names.classes.get(class_id, (f"class {class_id}", ""))
         result.append(
