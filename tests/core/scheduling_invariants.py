@@ -135,7 +135,7 @@ def may_lend(run: Run, index: int, request: QueuedRequest) -> bool:
 
 
 def could_start(run: Run, request: QueuedRequest, before: Before) -> bool:
-    """Whether a head fits a slot that is open to it and kept for nobody."""
+    """Whether a head fits a slot that is open to it and kept for nobody, before the call and after it."""
     spec = run.fleet.workload_class(request.class_slug)
     return any(
         before.free_places[index] > 0
@@ -143,6 +143,7 @@ def could_start(run: Run, request: QueuedRequest, before: Before) -> bool:
         and before.free_kv_tokens[index] >= request.kv_tokens
         and may_lend(run, index, request)
         and before.reserved_for[index] is None
+        and run.scheduler.slots[index].reserved_for is None
         for index in range(len(run.slots))
     )
 
