@@ -63,7 +63,7 @@ def main() -> int:
         import django
 
         django.setup()
-        table = measure(folder, items, options.agents, 1_000 if options.quick else 4_000)
+        table = measure(folder, items, options.agents, 300 if options.quick else 2_000)
     print_table(table)
     if options.json:
         options.json.write_text(json.dumps(table, indent=2))
@@ -104,7 +104,7 @@ def worker(application: str, *extra: str) -> Iterator[psutil.Process]:
     """A Celery worker of one process."""
     command = [sys.executable, "-m", "celery", "-A", application, "worker", "-c", "1", "--without-gossip"]
     command += ["--without-mingle", "-l", "WARNING", *extra]
-    process = subprocess.Popen(command, cwd=ROOT)
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         yield psutil.Process(process.pid)
     finally:

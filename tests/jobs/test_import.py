@@ -168,8 +168,17 @@ def test_every_bad_line_is_told_with_its_number(world, content, code):
     batch_import.import_batch(batch.pk, timezone.now())
     batch.refresh_from_db()
     assert (batch.state, [(error["line"], error["code"]) for error in batch.errors]) == ("failed", [(2, code)])
+    assert (batch.job, Item.objects.count()) == (None, 0)
+
+
+def test_errors_after_chunks_that_were_stored_leave_no_rows(world, monkeypatch):
+    monkeypatch.setattr(batch_import, "CHUNK_LINES", 5)
+    batch = submit(world.tenant, jsonl([line(n) for n in range(1, 12)]) + b"no\n")
+    batch_import.import_batch(batch.pk, timezone.now())
+    batch.refresh_from_db()
+    assert (batch.state, batch.job.state, Item.objects.count()) == ("failed", "failed", 10)
     assert batch_sweep.purge_rows(timezone.now()) == 1
-    assert Item.objects.count() == 0
+    assert (Item.objects.count(), ItemBody.objects.count()) == (0, 0)
 
 
 def test_errors_are_cut_at_a_hundred(world):
@@ -186,7 +195,7 @@ def test_assembly_again_writes_the_same_and_is_never_half_visible(world, monkeyp
     assert assembly.begin(batch.pk, timezone.now())
     pages = []
 
-    def dies(rows):
+    def dies(rows, undone):
         pages.append(rows)
         raise RuntimeError("the worker is killed here")
 
