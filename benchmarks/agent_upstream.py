@@ -122,8 +122,8 @@ class Connection(asyncio.Protocol):
             self.sent = 0
             if self.pacer is not None:
                 self.place = self.pacer.join(self)
-            else:
-                self.token()
+            # The first token comes at once.
+            self.token()
         elif plan.answer_s:
             self.loop.call_later(plan.answer_s, self._answer)
         else:

@@ -353,7 +353,8 @@ class Engine:
         self._finishing.append((call, outcome, body, failure))
         if not self._flush_due:
             self._flush_soon()
-        self.pump(now_us)
+        if self.flex.any_lent or self.flex.any_draining or self.scheduler.anything_queued():
+            self.pump(now_us)
 
     def _leave_scheduler(self, call: Call, usage: TokenUsage, gpu_us: int, now_us: int) -> None:
         request = self.scheduler.requests.get(call.serial)

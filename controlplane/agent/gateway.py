@@ -241,8 +241,10 @@ class Connection(asyncio.Protocol):
         self._expects = self._names_connection = False
 
     def on_url(self, url: bytes) -> None:
-        self._url += url
-        self._count_head(len(url))
+        self._url = self._url + url if self._url else url
+        self._head_size += len(url)
+        if self._head_size > HEAD_BYTES_MAX:
+            self._count_head(0)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._head_size += len(name) + len(value) + 4

@@ -28,7 +28,7 @@ class TenantRoutes:
         path, method = exchange.path, exchange.method
         if path in TOKEN_PATHS or is_one_shot(path):
             if method == "POST":
-                self._engine.offer(exchange)
+                self._engine.desk.offer(exchange)
             else:
                 _wrong_method(exchange, "POST")
         elif path == "/v1/models":

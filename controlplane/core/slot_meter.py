@@ -118,22 +118,24 @@ class SlotMeter:
                 self._now_us = at_us
                 self._minute_end_us = at_us - at_us % US_PER_MINUTE + US_PER_MINUTE
                 return
-            self._accrue(self._minute_end_us)
+            elapsed_us, self._now_us = self._minute_end_us - self._now_us, self._minute_end_us
+            self._accrue(elapsed_us)
             self._settle()
             self._minute_end_us += US_PER_MINUTE
-        if at_us > self._now_us:
-            self._accrue(at_us)
-
-    def _accrue(self, at_us: int) -> None:
         elapsed_us = at_us - self._now_us
-        self._now_us = at_us
-        if self._weight:
-            step, self._rest = divmod((elapsed_us << _FRACTION_BITS) + self._rest, self._weight)
-            self._virtual += step
-            self._unsettled_us += elapsed_us
-            self.busy_us += elapsed_us
-            minute = self._minute_end_us - US_PER_MINUTE
-            self._busy[minute] = self._busy.get(minute, 0) + elapsed_us
+        if elapsed_us:
+            self._now_us = at_us
+            if self._weight:
+                self._accrue(elapsed_us)
+
+    def _accrue(self, elapsed_us: int) -> None:
+        """Time within one minute, in which something ran."""
+        step, self._rest = divmod((elapsed_us << _FRACTION_BITS) + self._rest, self._weight)
+        self._virtual += step
+        self._unsettled_us += elapsed_us
+        self.busy_us += elapsed_us
+        minute = self._minute_end_us - US_PER_MINUTE
+        self._busy[minute] = self._busy.get(minute, 0) + elapsed_us
 
     def _share_us(self, run: _Running) -> int:
         exact = run.weight * (self._virtual - run.virtual) + self._carry

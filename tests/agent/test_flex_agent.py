@@ -111,7 +111,7 @@ async def test_at_the_drain_bound_batch_goes_back_to_its_queue(make_agent):
     assert 0.8 < asyncio.get_running_loop().time() - began < 1.5
     (call,) = agent.engine.calls.values()
     assert call.queued.attempt == 2 and call.slot is None
-    agent.engine.backend.speed = 100.0
+    agent.engine.backend.inner.speed = 100.0
     lend(agent, fence=3)
     agent.engine.step()
     assert (await client.answer(10)).status == 200

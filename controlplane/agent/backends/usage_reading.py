@@ -40,7 +40,7 @@ class UsageObject(Struct):
     @property
     def cached_tokens(self) -> int:
         details = self.prompt_tokens_details
-        return 0 if details is None or details.cached_tokens is None else details.cached_tokens
+        return 0 if details is None else details.cached_tokens or 0
 
 
 class _Error(Struct):
@@ -56,11 +56,11 @@ class Envelope(Struct):
 
     @property
     def has_usage(self) -> bool:
-        return bytes(self.usage) != _NULL
+        return self.usage is not _NOTHING and bytes(self.usage) != _NULL
 
     @property
     def has_error(self) -> bool:
-        return bytes(self.error) not in (_NULL, b"false", b'""', b"{}")
+        return self.error is not _NOTHING and bytes(self.error) not in (_NULL, b"false", b'""', b"{}")
 
     @property
     def has_choices(self) -> bool:
@@ -110,9 +110,9 @@ def token_usage(usage: UsageObject | None, *, prompt_tokens: int, output_tokens:
         return TokenUsage(prompt_tokens, 0, output_tokens, estimated=True)
     prompt = prompt_tokens if usage.prompt_tokens is None else usage.prompt_tokens
     output = output_tokens if usage.completion_tokens is None else usage.completion_tokens
-    cached = min(usage.cached_tokens, prompt)
-    unsure = usage.prompt_tokens is None or usage.completion_tokens is None or usage.cached_tokens > prompt
-    return TokenUsage(prompt, cached, output, estimated=unsure)
+    cached = 0 if usage.prompt_tokens_details is None else usage.cached_tokens
+    unsure = usage.prompt_tokens is None or usage.completion_tokens is None or cached > prompt
+    return TokenUsage(prompt, min(cached, prompt) if cached else 0, output, estimated=unsure)
 
 
 def estimated_output(body: bytes, *, most: int) -> int:
