@@ -115,9 +115,20 @@ class AgentDemand(models.Model):
     """What an agent was asked for in the last 10 s: shares of installation-wide limits follow it.
 
     `demand` is [[scope, id, requests, tokens, refused], ...]. The next report rebuilds the row, so it is unlogged.
+    `told` is the division that its last answer came from, `acked` the one that it has taken for sure; 0 is none.
     """
 
     agent_id = models.IntegerField(primary_key=True)
     pool_id = models.IntegerField()
     at = models.DateTimeField()
     demand = models.JSONField(default=list)
+    told = models.BigIntegerField(default=0, db_default=0)
+    acked = models.BigIntegerField(default=0, db_default=0)
+
+
+class ShareDivision(models.Model):
+    """Limits, agents and demand of one instant, from which every process divides alike. Kept for some seconds."""
+
+    number = models.BigAutoField(primary_key=True)
+    at = models.DateTimeField(db_index=True)
+    body = models.JSONField()

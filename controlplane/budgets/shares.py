@@ -6,13 +6,11 @@ report intervals, so the others cannot take it while it may still be serving.
 
 from __future__ import annotations
 
-import time
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from threading import Lock
 from typing import Any, Generic, TypeVar
 
 from psycopg import Cursor
@@ -22,7 +20,6 @@ from controlplane.core.leases import divide_among
 from controlplane.wire.report import Demand, Share
 
 SILENCE = timedelta(seconds=6)
-_SNAPSHOT_AGE_S = 1.0
 TENANT, KEY, CLASS = "t", "k", "c"
 Amount = TypeVar("Amount", int, float)
 _SCOPE_NAMES = {TENANT: "tenant", KEY: "key", CLASS: "class"}
@@ -38,17 +35,18 @@ class DemandRow:
 
 
 def note_demand(cursor: Cursor[Any], rows: Sequence[DemandRow], now: datetime) -> None:
-    """Overwrites the demand of each agent, in agent order."""
+    """Overwrites the demand of each agent, in agent order; its new report says that it took the shares it was told."""
     newest = {row.agent_id: row for row in rows}
     ordered = [newest[agent_id] for agent_id in sorted(newest)]
     if not ordered:
         return
     cursor.execute(
         """
-        INSERT INTO budgets_agentdemand (agent_id, pool_id, at, demand)
-        SELECT r.agent_id, r.pool_id, %s, r.demand FROM unnest(%s::int[], %s::int[], %s::jsonb[])
+        INSERT INTO budgets_agentdemand (agent_id, pool_id, at, demand, told, acked)
+        SELECT r.agent_id, r.pool_id, %s, r.demand, 0, 0 FROM unnest(%s::int[], %s::int[], %s::jsonb[])
             AS r (agent_id, pool_id, demand)
-        ON CONFLICT (agent_id) DO UPDATE SET pool_id = EXCLUDED.pool_id, at = EXCLUDED.at, demand = EXCLUDED.demand
+        ON CONFLICT (agent_id) DO UPDATE SET pool_id = EXCLUDED.pool_id, at = EXCLUDED.at, demand = EXCLUDED.demand,
+            acked = budgets_agentdemand.told
         """,
         (
             now,
@@ -57,6 +55,12 @@ def note_demand(cursor: Cursor[Any], rows: Sequence[DemandRow], now: datetime) -
             [Jsonb([[d.scope, d.id, d.requests, d.tokens, d.refused] for d in row.demand]) for row in ordered],
         ),
     )
+
+
+def forget_demand(cursor: Cursor[Any], agent_ids: Sequence[int]) -> None:
+    """Takes agents that ended in good order out of the division: they admit nothing any more."""
+    if agent_ids:
+        cursor.execute("DELETE FROM budgets_agentdemand WHERE agent_id = ANY(%s)", (sorted(agent_ids),))
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +139,8 @@ class Divided:
         self._places = {agent_id: place for place, agent_id in enumerate(agents)}
         self._own: dict[int, list[tuple[int, Share]]] = defaultdict(list)
         self._kinds = [self._divide(at, limit) for at, limit in enumerate(snapshot.limits)]
+        self._at = {(limit.scope, limit.id): at for at, limit in enumerate(snapshot.limits)}
+        self._moved: dict[int, list[int]] = {}
         self._bounds = sorted({parts.until for kinds in self._kinds for parts in kinds})
         self._common: dict[int, list[Share]] = {}
 
@@ -152,6 +158,33 @@ class Divided:
         for at, share in self._own.get(agent_id, ()):
             shares[at] = share
         return shares
+
+    def share_of(self, agent_id: int, limit: Limit) -> Share | None:
+        """One share; nothing of a limit for an agent that was not there, None for a limit that was not there."""
+        at = self._at.get((limit.scope, limit.id))
+        if at is None:
+            return None
+        place = self._places.get(agent_id)
+        if place is None:
+            return no_share(self.snapshot.limits[at])
+        return _share(self.snapshot.limits[at], self._kinds[at], agent_id, place)
+
+    def moved_since(self, earlier: Divided) -> Sequence[int]:
+        """Places of the limits that an earlier division may have divided otherwise."""
+        if self.agents != earlier.agents:
+            return range(len(self.snapshot.limits))
+        moved = self._moved.get(id(earlier))
+        if moved is None:
+            was = earlier.snapshot
+            moved = self._moved[id(earlier)] = [
+                at
+                for at, limit in enumerate(self.snapshot.limits)
+                for key in ((limit.scope, limit.id),)
+                for before in (earlier._at.get(key),)
+                if before is not None
+                if was.limits[before] != limit or was.demand.get(key) != self.snapshot.demand.get(key)
+            ]
+        return moved
 
     def _divide(self, at: int, limit: Limit) -> _Kinds:
         asked = self.snapshot.demand.get((limit.scope, limit.id), {})
@@ -202,38 +235,18 @@ def _share(limit: Limit, kinds: _Kinds, agent_id: int | None, place: int) -> Sha
     )
 
 
+def no_share(limit: Limit) -> Share:
+    """Nothing of a limit, for an agent whose part others may still have."""
+    return Share(
+        _SCOPE_NAMES[limit.scope],
+        limit.id,
+        None if limit.concurrency is None else 0,
+        None if limit.requests_per_s is None else 0.0,
+        None if limit.tokens_per_minute is None else 0,
+    )
+
+
 def divide(snapshot: Snapshot, wanted: Sequence[int]) -> dict[int, list[Share]]:
     """Agent id -> its shares of every limit. Agents that were not heard of yet are counted in with no demand."""
     divided = Divided(snapshot, sorted({*snapshot.agents, *wanted}))
     return {agent_id: divided.shares(agent_id) for agent_id in wanted}
-
-
-class Shares:
-    """Shares from a snapshot that is at most a second old, divided once, for the answers of one process."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._lock = Lock()
-        self._divided: dict[str, tuple[float, Divided]] = {}
-
-    def shares_for(self, cursor: Cursor[Any], agent_ids: Sequence[int], now: datetime) -> dict[int, list[Share]]:
-        """Agent id -> its shares."""
-        name = cursor.connection.info.dbname
-        with self._lock:
-            read_at, divided = self._divided.get(name, (float("-inf"), None))
-            if divided is None or self._clock() - read_at > _SNAPSHOT_AGE_S:
-                snapshot = read_snapshot(cursor, now)
-                divided = Divided(snapshot, sorted({*snapshot.agents, *agent_ids}))
-                self._divided[name] = (self._clock(), divided)
-            elif any(agent_id not in divided for agent_id in agent_ids):
-                divided = Divided(divided.snapshot, sorted({*divided.agents, *agent_ids}))
-                self._divided[name] = (read_at, divided)
-            return {agent_id: divided.shares(agent_id) for agent_id in agent_ids}
-
-
-_shares = Shares()
-
-
-def shares_for(cursor: Cursor[Any], agent_ids: Sequence[int], now: datetime) -> dict[int, list[Share]]:
-    """Agent id -> its shares of tenants' and keys' limits, from a snapshot that is at most a second old."""
-    return _shares.shares_for(cursor, agent_ids, now)

@@ -9,8 +9,8 @@ from typing import Any
 
 from psycopg import Connection, Cursor
 
+from controlplane.budgets.divisions import shares_for
 from controlplane.budgets.leases import acquire, open_leases, running_low
-from controlplane.budgets.shares import shares_for
 from controlplane.core.period import to_us
 from controlplane.exchange.composition import Result
 from controlplane.exchange.messages import Incoming

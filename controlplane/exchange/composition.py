@@ -18,7 +18,7 @@ from django.conf import settings
 from psycopg import Connection, Cursor
 
 from controlplane.budgets import ingest as budgets
-from controlplane.budgets.shares import DemandRow, note_demand
+from controlplane.budgets.shares import DemandRow, forget_demand, note_demand
 from controlplane.contracts.ingest import add_objectives
 from controlplane.core.period import US_PER_QUARTER, from_us
 from controlplane.core.reasons import Outcome
@@ -239,7 +239,9 @@ def _note_agents(cursor: Cursor[Any], taken: Sequence[Incoming], now: datetime) 
     present = [incoming for incoming in taken if incoming.envelope.epoch == incoming.envelope.sender_epoch]
     note_live(cursor, [_live_row(incoming) for incoming in present], now)
     note_item_room(cursor, present, now)
-    note_demand(cursor, [DemandRow(i.envelope.agent_id, i.pool_id, i.report.demand) for i in present], now)
+    going_on = [i for i in present if not i.report.seal]
+    note_demand(cursor, [DemandRow(i.envelope.agent_id, i.pool_id, i.report.demand) for i in going_on], now)
+    forget_demand(cursor, [i.envelope.agent_id for i in present if i.report.seal])
     slots = [(i.envelope.agent_id, i.report.figures.slots) for i in present if i.report.figures is not None]
     if slots:
         note_slots(cursor, slots, now)

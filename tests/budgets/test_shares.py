@@ -1,14 +1,26 @@
-"""Shares sum to the limit, follow demand, and count silent agents for three intervals."""
+"""Shares sum to the limit at every instant, follow demand, and count silent agents for three intervals."""
 
 from __future__ import annotations
 
 from datetime import timedelta
 
-from hypothesis import given, settings
+import pytest
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from controlplane.budgets.shares import DemandRow, Limit, Shares, Snapshot, divide, note_demand
+from controlplane.budgets.divisions import Shares, least_shares
+from controlplane.budgets.shares import (
+    SILENCE,
+    DemandRow,
+    Divided,
+    Limit,
+    Snapshot,
+    divide,
+    forget_demand,
+    note_demand,
+)
 from controlplane.core.leases import divide_limit
+from controlplane.exchange.database import connection
 from controlplane.wire.report import Demand
 
 
@@ -57,22 +69,114 @@ def test_agents_divide_a_rate_below_one_each_in_thousandths():
     assert [shares[agent][0].requests_per_s for agent in (1, 2, 9)] == [0.001, 1.498, 0.001]
 
 
-def test_shares_follow_demand_and_silence_ends_after_three_intervals(budget, in_transaction, noon):
-    tenant = budget.child
-    tenant.max_concurrency = 10
-    tenant.save(update_fields=["max_concurrency"])
+@given(st.lists(ASKED, min_size=2, max_size=4), st.lists(AMOUNTS, min_size=4, max_size=4))
+@settings(max_examples=100)
+def test_a_limit_that_did_not_move_is_not_compared(asked, amounts):
+    """What `moved_since` leaves out is the same in both divisions."""
+    agents = sorted({agent for one in asked for agent in one} | {1})
+    limits = [Limit("t", at, amount, None, None) for at, amount in enumerate(amounts)]
+    made = [Divided(Snapshot(limits, agents, {("t", 0): one, ("t", 1): asked[0]}), agents) for one in asked]
+    earlier, newest = made[0], made[-1]
+    moved = set(newest.moved_since(earlier))
+    assert moved <= {0}
+    for agent in agents:
+        for at in set(range(len(limits))) - moved:
+            assert newest.shares(agent)[at] == earlier.shares(agent)[at]
+        least = least_shares(made, agent)
+        assert [share.concurrency for share in least] == [
+            None if amount is None else min(one.shares(agent)[at].concurrency for one in made)
+            for at, amount in enumerate(amounts)
+        ]
 
-    def note(agent, requests, at):
-        in_transaction(note_demand, [DemandRow(agent, 1, [Demand("t", tenant.pk, requests, 0, 0)])], at)
 
-    def share(agent, at):
-        found = in_transaction(Shares().shares_for, [agent], at)[agent]
-        return next(s.concurrency for s in found if (s.scope, s.id) == ("tenant", tenant.pk))
+@pytest.fixture
+def shared(budget, in_transaction):
+    """A tenant's limit, and reports of agents to processes that divide it."""
 
-    note(1, 30, noon)
-    note(2, 10, noon)
-    assert (share(1, noon), share(2, noon)) == (7, 3)
-    assert share(1, noon + timedelta(seconds=5)) == 7
-    later = noon + timedelta(seconds=7)
-    note(1, 30, later)
-    assert share(1, later) == 10
+    class Shared:
+        tenant = budget.child
+
+        def limit(self, amount):
+            self.tenant.max_concurrency = amount
+            self.tenant.save(update_fields=["max_concurrency"])
+
+        def note(self, agent, requests, at):
+            demand = [Demand("t", self.tenant.pk, requests, 0, 0)]
+            in_transaction(note_demand, [DemandRow(agent, 1, demand)], at)
+
+        def told(self, process, agent, at):
+            found = in_transaction(process.shares_for, [agent], at)[agent]
+            return next(s.concurrency for s in found if (s.scope, s.id) == ("tenant", self.tenant.pk))
+
+        def report(self, process, agent, requests, at):
+            self.note(agent, requests, at)
+            return self.told(process, agent, at)
+
+    return Shared()
+
+
+def test_who_gets_more_waits_for_who_gets_less(shared, noon):
+    """Demand moves from one agent to the other, whose share grows once the first has taken its smaller one."""
+    shared.limit(10)
+    process = Shares()
+
+    def at(seconds):
+        return noon + timedelta(seconds=seconds)
+
+    assert shared.report(process, 1, 30, at(0)) == 10, "alone"
+    assert shared.report(process, 2, 10, at(0.5)) == 0, "the first one may still use all of them"
+    assert shared.report(process, 1, 30, at(1.6)) == 7
+    assert shared.report(process, 2, 10, at(1.7)) == 0
+    assert shared.report(process, 1, 30, at(2.8)) == 7
+    assert shared.report(process, 2, 10, at(2.9)) == 3, "the first one has reported since it was told of 7"
+
+
+def test_a_silent_agents_share_stays_counted_for_three_intervals(shared, noon):
+    shared.limit(10)
+    process = Shares()
+    shared.report(process, 1, 30, noon)
+    told = [shared.report(process, 2, 10, noon + timedelta(seconds=second)) for second in range(1, 12)]
+    assert (told[:5], told[-1]) == ([0] * 5, 10)
+
+
+def test_an_agent_that_ended_in_good_order_is_not_counted(shared, in_transaction, noon):
+    shared.limit(10)
+    process = Shares()
+    shared.report(process, 1, 30, noon)
+    in_transaction(forget_demand, [1])
+    assert shared.report(process, 2, 10, noon + timedelta(seconds=1.1)) == 10
+
+
+EVENTS = st.lists(
+    st.tuples(
+        st.integers(1, 4), st.integers(0, 40), st.integers(0, 1), st.booleans(), st.sampled_from([0.05, 0.3, 0.9, 1.3])
+    ),
+    min_size=5,
+    max_size=40,
+)
+
+
+@given(events=EVENTS, limit=st.integers(0, 25))
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+def test_shares_in_force_never_sum_to_more_than_the_limit(shared, noon, events, limit):
+    """Agents report when they like, to either of two processes, and some answers are lost."""
+    shared.limit(limit)
+    with connection() as held, held.cursor() as cursor:
+        cursor.execute("DELETE FROM budgets_agentdemand")
+        cursor.execute("DELETE FROM budgets_sharedivision")
+    processes = [Shares(), Shares()]
+    at, in_force, heard, unanswered = noon, {}, {}, set()
+    for agent, requests, process, lost, wait_s in events:
+        at += timedelta(seconds=wait_s)
+        if agent not in unanswered:
+            shared.note(agent, requests, at)
+            heard[agent] = at
+        share = shared.told(processes[process], agent, at)
+        if lost:
+            # the same report is sent again: it is a repeat, and says nothing new
+            unanswered.add(agent)
+        else:
+            unanswered.discard(agent)
+            in_force[agent] = share
+        counted = {one: part for one, part in in_force.items() if heard[one] > at - SILENCE}
+        assert sum(counted.values()) <= limit, counted

@@ -3,7 +3,7 @@ import pytest_asyncio
 from asgiref.sync import sync_to_async
 from django.db import connection
 
-from controlplane.budgets import shares
+from controlplane.budgets import divisions
 from controlplane.exchange.asgi import ExchangeApplication
 from controlplane.exchange.catalogue import catalogue
 from controlplane.exchange.database import close_pools
@@ -15,7 +15,7 @@ from tests.world import build_world
 def world(transactional_db, monkeypatch):
     catalogue.forget()
     # limits are kept for a second: those of the test before would be answered
-    monkeypatch.setattr(shares, "_shares", shares.Shares())
+    monkeypatch.setattr(divisions, "_shares", divisions.Shares())
     with connection.cursor() as cursor:
         # partitioned and written by COPY alone, so it is outside Django's flush
         cursor.execute("TRUNCATE usage_record")
