@@ -17,6 +17,7 @@ from psycopg import Connection, Cursor, sql
 from controlplane.core.estimate import WorkRates, raw_gpu_us
 from controlplane.core.period import to_us
 from controlplane.jobs.item_partitions import items_table
+from controlplane.jobs.queries import LEARNT_FROM_ITEMS, MISSED_GRACE
 from controlplane.wire.report import Item, ItemJob, ItemRoom, ItemsCancelled
 
 HORIZON_S: Final = 60
@@ -25,7 +26,6 @@ ITEMS_PER_ANSWER: Final = 5_000
 BYTES_PER_ANSWER: Final = 4 * 1024 * 1024
 ITEM_BYTES: Final = 64
 ROOM_MOST: Final = 50_000
-LEARNT_FROM_ITEMS: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ def lease_items(connection: Connection[Any], agents: Sequence[tuple[int, int]], 
             if epoch != epochs[agent_id]:
                 continue
             if room > 0 and (pool_id, class_id) not in jobs:
-                jobs[(pool_id, class_id)] = _leasable(cursor, pool_id, class_id)
+                jobs[(pool_id, class_id)] = _leasable(cursor, pool_id, class_id, now)
             with connection.transaction():
                 leased = _serve(cursor, agent_id, jobs.get((pool_id, class_id), []), now)
             if leased is not None:
@@ -135,13 +135,14 @@ JOIN contracts_workloadclass c ON c.id = j.workload_class_id
 JOIN tenants_tenant t ON t.id = j.tenant_id
 WHERE j.pool_id = %s AND j.workload_class_id = %s AND j.state = 'running' AND j.has_items
   AND j.items > j.items_completed + j.items_parked + j.items_cancelled AND c.state = 'active' AND t.state = 'active'
-ORDER BY j.deadline NULLS LAST, j.id
+ORDER BY CASE WHEN j.deadline IS NULL THEN 2 WHEN j.deadline <= %s THEN 1 ELSE 0 END, j.deadline, j.id
 LIMIT 200
 """
 
 
-def _leasable(cursor: Cursor[Any], pool_id: int, class_id: int) -> list[Leasable]:
-    rows = cursor.execute(_LEASABLE_SQL, (pool_id, class_id)).fetchall()
+def _leasable(cursor: Cursor[Any], pool_id: int, class_id: int, now: datetime) -> list[Leasable]:
+    """Jobs by deadline. Those that missed theirs for good make way for those that can still hold it."""
+    rows = cursor.execute(_LEASABLE_SQL, (pool_id, class_id, now - MISSED_GRACE)).fetchall()
     return [
         Leasable(
             id=row[0],

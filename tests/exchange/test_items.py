@@ -217,8 +217,11 @@ async def test_the_earliest_deadline_is_leased_first_and_best_effort_last(worker
     best = await job_of(bulk, 2, best_effort="true")
     late = await job_of(bulk, 2, deadline=later(7_200).isoformat())
     soon = await job_of(bulk, 2, deadline=later(3_600).isoformat())
-    answer = await worker.ask(5)
-    assert [item.job_id for item in answer.items] == [soon.pk, soon.pk, late.pk, late.pk, best.pk]
+    missed = await job_of(bulk, 1)
+    await Job.objects.filter(pk=missed.pk).aupdate(deadline=later(-3_600))
+    answer = await worker.ask(6)
+    # a job that missed its deadline for good makes way for those that can still hold theirs
+    assert [item.job_id for item in answer.items] == [soon.pk, soon.pk, late.pk, late.pk, missed.pk, best.pk]
 
 
 async def test_too_little_work_is_shared_in_proportion_to_room(worker, second, bulk):
