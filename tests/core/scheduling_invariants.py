@@ -102,9 +102,15 @@ class SmallestFirst(Invariant):
 
 
 class LeastWorkThenPrefix(Invariant):
-    """Of the slots that could take it: the least outstanding work; within 10 % of it, the longest cached prefix."""
+    """Of the slots that could take it: the least outstanding work; within 10 % of it, the longest cached prefix.
+
+    Judged while no slot is kept for anybody: who may take a kept slot is judged elsewhere.
+    """
 
     def started(self, run: Run, request: QueuedRequest, before: Before) -> None:
+        kept_now = any(slot.reserved_for is not None for slot in run.scheduler.slots)
+        if kept_now or before.reserved_for.count(None) < len(before.reserved_for):
+            return
         spec = run.fleet.workload_class(request.class_slug)
         could = [
             index
@@ -113,11 +119,7 @@ class LeastWorkThenPrefix(Invariant):
             and run.serves(index, spec)
             and before.free_kv_tokens[index] >= request.kv_tokens
             and may_lend(run, index, request)
-            and run.scheduler.slots[index].reserved_for is None
-            and before.reserved_for[index] in (None, request.id)
         ]
-        if not could:
-            return
         chosen, least = before.outstanding_us[request.slot_index], min(before.outstanding_us[i] for i in could)
         cached = request.cached_tokens or {}
         if not cached:
