@@ -444,3 +444,20 @@ async def test_a_record_stands_from_admission_on(make_agent):
         assert answer.headers["x-request-id"] == row.request_id
         assert not agent.spool.state.opened
     assert (opened.row.outcome, opened.row.request_id) == (Outcome.LOST.code, row.request_id)
+
+
+async def test_a_server_that_talks_on_behind_its_end_is_cut(make_agent, monkeypatch):
+    monkeypatch.setattr("controlplane.agent.backends.sse.EVENT_BYTES_MAX", 1 << 18)
+
+    async def script(_, __, writer):
+        up.begin(writer)
+        up.chunk(writer, up.ROLE + up.word("a") + up.END + up.DONE)
+        while True:
+            up.chunk(writer, up.word("b") * 100)
+            await writer.drain()
+
+    async with Upstream(script) as server:
+        answer, row = await ask(make_agent, server, stream=True)
+    assert answer.body.startswith(up.ROLE + up.word("a") + up.END)
+    assert b'"code":"upstream_error"' in answer.body
+    assert (row.outcome, row.output_tokens) == (FAILED, 1)

@@ -279,10 +279,14 @@ class UpstreamRun:
 
     def _stream_ended(self) -> None:
         events = self.events
-        whole, rest = events.complete, events.finish()
+        try:
+            rest = events.finish()
+        except ValueError as error:
+            self.sink.failed(Failure(str(error), False))
+            return
         if events.error:
             self.sink.failed(Failure("the inference server told an error in its stream", False, body=rest, told=True))
-        elif whole:
+        elif events.complete:
             usage = self.usage_so_far()
             if usage is None:
                 usage = token_usage(None, prompt_tokens=self.request.prompt_tokens, output_tokens=self.output_tokens)

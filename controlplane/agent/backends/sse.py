@@ -73,13 +73,17 @@ class EventStream:
         return Passed(block, tokens + len(_TOOL_NAME.findall(block)) if b"_call" in block else tokens)
 
     def finish(self) -> bytes:
-        """What is left when the stream ended: the tail, and bytes after the last border."""
-        rest, self._rest = self.tail + self._rest, b""
-        return rest
+        """What is left when the stream ended: the tail, and bytes after the last border, which are the last event."""
+        rest, self._rest = self._rest, b""
+        self._last += rest
+        kept = self._kept(rest) if rest else b""
+        return self.tail + kept
 
     def _kept(self, event: bytes) -> bytes:
         if self.done:
             self.tail += event
+            if len(self.tail) > EVENT_BYTES_MAX:
+                raise ValueError(f"more than {EVENT_BYTES_MAX} bytes stand behind the end of the stream")
             return b""
         kind, data = _fields(event)
         if data.strip() == b"[DONE]":

@@ -36,7 +36,7 @@ class Transcript:
     @property
     def events(self) -> list[bytes]:
         data = (FOLDER / f"{self.name}.sse").read_bytes()
-        return re.findall(rb".*?(?:\r\n\r\n|\n\n|\r\r)", data, flags=re.DOTALL)
+        return [event for event in re.findall(rb".*?(?:\r\n\r\n|\n\n|\r\r|$)", data, flags=re.DOTALL) if event]
 
     def visible(self, *, usage_asked: bool) -> list[bytes]:
         """The events that the client gets."""
@@ -52,6 +52,8 @@ class Transcript:
 BROKEN = b'"code":"upstream_error"'
 ALL = [
     Transcript("usage_chunk", 31, 16, 4, 4, hidden=6),
+    Transcript("last_line_unended", 31, 16, 4, 4, hidden=6),
+    Transcript("usage_unended", 31, 16, 4, 4, hidden=6),
     Transcript("usage_with_every_chunk", 31, 0, 5, 4, hidden=6),
     Transcript("usage_in_last_content_chunk", 31, 0, 5, 5),
     Transcript("usage_missing", None, 0, 4, 4, estimated=True),
