@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Callable
 from typing import Final, Protocol, cast
 
 import httptools
@@ -54,8 +55,8 @@ class HttpExchange:
     """One request and its answer (`call.Exchange`)."""
 
     __slots__ = (
-        "accept", "asked_class", "bearer", "body", "call", "chunked", "client_request_id", "connection", "done", "job",
-        "keep_alive", "method", "path", "streaming", "traceparent",
+        "accept", "asked_class", "bearer", "body", "call", "chunked", "client_request_id", "connection", "done",
+        "error_form", "job", "keep_alive", "method", "path", "streaming", "traceparent",
     )  # fmt: skip
 
     def __init__(self, connection: Connection, method: str, path: str) -> None:
@@ -73,6 +74,8 @@ class HttpExchange:
         self.streaming = False
         self.done = False
         self.call: Call | None = None
+        self.error_form: Callable[[bytes], bytes] | None = None
+        """Makes an error's body over for clients of a protocol that has a form of its own."""
 
     def respond(
         self, status: int, body: bytes, headers: bytes = b"", content_type: bytes = b"application/json"
@@ -81,6 +84,8 @@ class HttpExchange:
         if connection is None or self.done:
             return
         self.done = True
+        if status >= 400 and self.error_form is not None:
+            body = self.error_form(body)
         connection.transport.write(
             b"%bcontent-type: %b\r\ncontent-length: %d\r\n%b%b\r\n%b"
             % (

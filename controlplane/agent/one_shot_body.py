@@ -63,6 +63,7 @@ def is_one_shot(path: str) -> bool:
 
 
 def is_infer(path: str) -> bool:
+    """Whether requests to that path carry tensors (HTTP v2)."""
     return path != EMBEDDINGS_PATH and _INFER.fullmatch(path) is not None
 
 
@@ -124,12 +125,18 @@ def _read_infer(body: bytes, path: str) -> ApiBody:
     parsed = _infer.decode(body)
     for place, tensors in (("inputs", parsed.inputs), ("outputs", parsed.outputs)):
         for tensor in tensors:
-            foreign = next((name for name in tensor.parameters if name.startswith(_FOREIGN_MEMORY)), None)
+            foreign = _foreign(tensor.parameters)
             if foreign is not None:
                 raise BadBody(f"{tensor.name}: {foreign} is not taken here. Send tensors as JSON data.", place)
-    if any(name.startswith("binary_data") for name in parsed.parameters):
+    if _foreign(parsed.parameters) is not None:
         raise BadBody("Binary outputs are not offered here. Leave binary_data_output out.", "parameters")
     return ApiBody(model=model, n=1)
+
+
+def _foreign(parameters: dict[str, Raw]) -> str | None:
+    """The parameter that says that data stands elsewhere; clients also say that it does not."""
+    said = (name for name, value in parameters.items() if bytes(value) != b"false")
+    return next((name for name in said if name.startswith(_FOREIGN_MEMORY)), None)
 
 
 def _check_model(model: str) -> None:
@@ -141,6 +148,25 @@ def _field_of(text: str) -> str | None:
     if "`$." in text:
         return re.split(r"[`.\[]", text.split("`$.", 1)[1], maxsplit=1)[0]
     return text.split("`")[1] if "missing required field" in text else None
+
+
+class _OpenAIError(Struct):
+    message: str
+
+
+class _OpenAIErrorBody(Struct):
+    error: _OpenAIError
+
+
+_openai_error = msgspec.json.Decoder(_OpenAIErrorBody)
+
+
+def tensor_error(body: bytes) -> bytes:
+    """An error in the form of HTTP v2, `{"error": "..."}`; what is in it already, or in none, stays as it is."""
+    try:
+        return _encode({"error": _openai_error.decode(body).error.message})
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return body
 
 
 def one_shot_for_upstream(body: bytes, path: str, priority: int | None) -> bytes:

@@ -11,7 +11,7 @@ from controlplane.agent.engine import Engine
 from controlplane.agent.gateway import HttpExchange
 from controlplane.agent.health import ControlState, health_details
 from controlplane.agent.metrics import render
-from controlplane.agent.one_shot_body import EMBEDDINGS_PATH, is_one_shot
+from controlplane.agent.one_shot_body import EMBEDDINGS_PATH, is_infer, is_one_shot, tensor_error
 from controlplane.agent.readiness import expected_wait_us, not_ready
 from controlplane.agent.spool_store import SpoolStore
 
@@ -27,6 +27,8 @@ class TenantRoutes:
     def handle(self, exchange: HttpExchange) -> None:
         path, method = exchange.path, exchange.method
         if path in TOKEN_PATHS or is_one_shot(path):
+            if is_infer(path):
+                exchange.error_form = tensor_error
             if method == "POST":
                 self._engine.desk.offer(exchange)
             else:

@@ -147,9 +147,10 @@ async def test_a_model_that_is_not_loaded_is_not_the_clients_fault(make):
     async with TritonServer(worlds.MODEL) as server:
         server.loaded = False
         agent = await make(server)
-        for answer in (await ask(agent, {"input": "x"}), await infer(agent, text_tensor("x"))):
-            assert answer.status == 502
-            assert "does not have the model loaded" in answer.json["error"]["message"]
+        embedded, tensors = await ask(agent, {"input": "x"}), await infer(agent, text_tensor("x"))
+        assert (embedded.status, tensors.status) == (502, 502)
+        for words in (embedded.json["error"]["message"], tensors.json["error"]):
+            assert "does not have the model loaded" in words
     agent.assert_nothing_held()
 
 
