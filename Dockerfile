@@ -9,6 +9,8 @@ COPY controlplane controlplane
 COPY templates templates
 COPY static static
 RUN useradd --system --create-home --home-dir /var/lib/flexband flexband
+# volumes take the owner of the folder they are mounted on
+RUN install -d -o flexband -g flexband /var/lib/flexband/job-files
 USER flexband
 EXPOSE 8000
 CMD ["python", "-m", "uvicorn", "controlplane.config.asgi:application", "--host", "0.0.0.0", "--port", "8000", "--ws", "websockets-sansio", "--no-access-log"]
