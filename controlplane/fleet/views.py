@@ -279,10 +279,12 @@ def agent(request: HttpRequest, agent_id: int) -> HttpResponse:
     now = timezone.now()
     row = queries.agent_for(agent_id)
     (state,) = queries.agent_rows([row], now)
+    slots = queries.slot_rows(agent=row)
     context = {
         "agent": row,
         "row": state,
-        "slots": queries.slot_rows(agent=row),
+        "slots": slots,
+        "lost": [slot.slot.name for slot in slots if slot.state == "lost"],
         "live": getattr(row, "live", None),
         "clock_is_off": queries.clock_is_off(getattr(row, "live", None)),
         "now": now,

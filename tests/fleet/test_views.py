@@ -12,7 +12,7 @@ from controlplane.contracts.actions import create_contract
 from controlplane.fleet import desired
 from controlplane.fleet.forms import PoolForm, pool_initial
 from controlplane.fleet.management.commands.agent import agent_command
-from controlplane.fleet.models import Agent, AgentLive, EnrolmentToken, Pool, Slot
+from controlplane.fleet.models import Agent, AgentLive, EnrolmentToken, Pool, Slot, SlotInterval
 from tests import factories
 from tests.fleet.conftest import ADA
 
@@ -160,6 +160,17 @@ def test_an_agent_that_is_silent_or_of_the_future_is_unknown(fleet, people):
     page = text(people["viewer"].get(reverse("agents")))
     assert page.count("Silent") == 2
     assert page.count("Reporting") == 1
+
+
+def test_slots_of_a_vanished_agent_say_that_they_are_unobserved_and_what_to_do(fleet, people):
+    agent = factories.agent(fleet)
+    Slot.objects.update(agent=agent)
+    page = reverse("agent", args=[agent.pk])
+    assert "unobserved since" not in text(people["viewer"].get(page))
+    SlotInterval.objects.filter(slot__agent=agent, ended_at=None).update(state="lost", owner_class="")
+    said = text(people["viewer"].get(page))
+    assert "unobserved since the agent vanished" in said and "retire the agent" in said
+    assert said.count("unobserved") > 1, "each cell is hatched"
 
 
 def test_the_secret_of_a_token_is_shown_once_with_the_command_to_copy(fleet, people):
