@@ -16,7 +16,11 @@ from controlplane.wire.report import LeaseRequest
 log = logging.getLogger(__name__)
 
 PAUSE_S: Final = 0.1
-"""Between two questions for one tenant."""
+"""Between two questions for one tenant that nobody waits for."""
+WAITED_PAUSE_S: Final = 0.02
+"""The same while requests wait: each has 250 ms, and an answer may cover some of them only."""
+GATHER_S: Final = 0.005
+"""Before a question: what arrives together is asked for together."""
 AWAY_PAUSE_S: Final = 1.0
 """The same while the control plane does not answer."""
 
@@ -52,10 +56,12 @@ class LeaseDesk:
 
     async def _ask(self, tenant_id: int) -> None:
         loop, engine = asyncio.get_running_loop(), self._engine
-        pause_s = self._not_before_s.get(tenant_id, 0.0) - loop.time()
-        if pause_s > 0:
+        pause_s = max(GATHER_S, self._not_before_s.get(tenant_id, 0.0) - loop.time())
+        if pause_s > GATHER_S:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._back.wait(), pause_s)
+        else:
+            await asyncio.sleep(GATHER_S)
         asked_us = engine.clock.now_us()
         waiting_nanos = engine.desk.waiting_nanos(tenant_id)
         request = LeaseRequest(tenant_id, self._needs[tenant_id], engine.leases.spends(tenant_id), waiting_nanos)
@@ -77,3 +83,5 @@ class LeaseDesk:
             del self._needs[tenant_id]
             self._not_before_s[tenant_id] = loop.time() + pause_s
         engine.desk.lease_answered(tenant_id)
+        if pause_s == PAUSE_S and engine.desk.waiting_nanos(tenant_id):
+            self._not_before_s[tenant_id] = loop.time() + WAITED_PAUSE_S
