@@ -46,12 +46,30 @@ class Opened(Struct, array_like=True, frozen=True, tag="O"):
     counted: bool = False
 
 
+class ItemEnd(Struct, array_like=True, frozen=True, gc=False):
+    """What a request brought to the batch item that it ran for; outcome, status and id are those of its row.
+
+    `response` is the JSON document that the engine sent, or `null`.
+    """
+
+    job_id: int
+    line: int
+    attempt: int
+    fence: int
+    response: bytes
+    reason: str = ""
+
+
 class Closed(Struct, array_like=True, frozen=True, tag="C"):
-    """A request ended. `counted` says that a report has counted its verdicts already, though not carried its row."""
+    """A request ended. `counted` says that a report has counted its verdicts already, though not carried its row.
+
+    `item` goes with the row, in the same report.
+    """
 
     row: UsageRow
     verdicts: list[Verdict]
     counted: bool = False
+    item: ItemEnd | None = None
 
 
 class Moved(Struct, array_like=True, frozen=True, tag="M"):

@@ -40,6 +40,8 @@ from controlplane.agent.journal_entries import (
 log = logging.getLogger(__name__)
 
 SEGMENT_BYTES = 16 * 1024 * 1024
+RESPONSES_BYTES = 4 * 1024 * 1024
+"""Responses of batch items that wait for a report: over this one is cut."""
 KEEP_ACCEPTED_US = 24 * 3_600_000_000
 
 
@@ -62,6 +64,8 @@ class SpoolState:
 
     opened: dict[str, Opened] = field(default_factory=dict)
     closed: deque[Closed] = field(default_factory=deque)
+    responses_bytes: int = 0
+    """Responses of batch items among `closed`: what they hold of memory."""
     turned: list[Turned] = field(default_factory=list)
     admitted: list[Mark] = field(default_factory=list)
     """Marks of requests that were admitted and closed since the last report: nobody has counted their admission."""
@@ -81,6 +85,8 @@ class SpoolState:
             if opened is not None and not opened.counted:
                 self.admitted += opened.marks
             self.closed.append(entry)
+            if entry.item is not None:
+                self.responses_bytes += len(entry.item.response)
         elif isinstance(entry, Turned):
             self.turned.append(entry)
         elif isinstance(entry, Moved):
@@ -103,13 +109,16 @@ class SpoolState:
         self.closed.clear()
         self.turned.clear()
         self.admitted.clear()
+        self.responses_bytes = 0
         self.last_seq = max(self.last_seq, head.next_seq - 1)
 
     def _take_cut(self, cut: Cut, path: Path, offset: int, length: int) -> None:
         self.last_seq = cut.seq
         self.reports.append(StoredReport(cut.seq, cut.at_us, cut.seal, path, offset, length, cut.records))
         for _ in range(min(cut.records, len(self.closed))):
-            self.closed.popleft()
+            carried = self.closed.popleft()
+            if carried.item is not None:
+                self.responses_bytes -= len(carried.item.response)
         self.closed = deque(
             entry if entry.counted else msgspec.structs.replace(entry, counted=True) for entry in self.closed
         )
@@ -123,12 +132,13 @@ class SpoolState:
         stored = StoredReport(recut.seq, recut.at_us, recut.seal, path, offset, length, recut.records)
         self.reports = deque(stored if report.seq == recut.seq else report for report in self.reports)
         self.closed.extendleft(reversed(recut.rest))
+        self.responses_bytes += sum(len(entry.item.response) for entry in recut.rest if entry.item is not None)
         for request_id in recut.lost:
             self.opened.pop(request_id, None)
 
     def closed_over(self, records: int) -> bool:
-        """Whether more rows than that wait for a report."""
-        return len(self.closed) > records
+        """Whether more rows than that wait for a report, or more bytes of responses than one should carry."""
+        return len(self.closed) > records or self.responses_bytes > RESPONSES_BYTES
 
     def rewind(self, seq: int) -> int:
         """Make `seq` the next to send, as a restored control plane asks, or the first after it that is kept.
@@ -218,6 +228,8 @@ class EpochSpool:
             if opened is not None and not opened.counted:
                 state.admitted += opened.marks
             state.closed.append(entry)
+            if entry.item is not None:
+                state.responses_bytes += len(entry.item.response)
         else:
             state.take(entry, self._path, self._written + HEADER.size, size)
         self._buffer += (header(payload, self._written), payload)
