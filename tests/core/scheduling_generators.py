@@ -35,7 +35,8 @@ def fleets(draw: st.DrawFn, isolation: Isolation | None = None) -> Fleet:
     ]
     if draw(st.booleans()):
         classes.append(SchedulingClass(slug="embed", kind=ClassKind.INTERACTIVE, precedence=1, **options))
-    bands = [Band.INTERACTIVE, Band.BATCH, *draw(st.lists(st.sampled_from(list(Band)), max_size=3))]
+    flex = [Band.FLEX] if design is Isolation.RESERVED else []
+    bands = [Band.INTERACTIVE, Band.BATCH, *flex, *draw(st.lists(st.sampled_from(list(Band)), max_size=3))]
     slots = [
         SlotSpec(f"s{at}", draw(st.integers(1, 3)), band, draw(st.sampled_from(KV_TOKENS)))
         for at, band in enumerate(bands)
@@ -78,9 +79,12 @@ incidents = st.lists(
     st.builds(
         Incident,
         st.integers(0, 900_000),
-        st.sampled_from(["die", "recover", "lend", "recall", "home", "cancel", "fail", "fail"]),
+        st.sampled_from(
+            ["die", "recover", "lend", "lend", "recall", "home", "cancel", "cancel", "cancel", "fail", "fail"]
+        ),
         st.integers(0, 1_000),
     ),
+    min_size=3,
     max_size=25,
 ).map(lambda found: sorted(found, key=lambda incident: incident.at_us))
 

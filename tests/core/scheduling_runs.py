@@ -215,8 +215,9 @@ class Run:
             self._set(index, ready=True)
         elif incident.kind in ("lend", "recall", "home"):
             states = {"lend": SlotState.LENT, "recall": SlotState.DRAINING, "home": SlotState.HOME}
-            if slot.spec.band is Band.FLEX and self.fleet.isolation is Isolation.RESERVED:
-                self._set(index, state=states[incident.kind])
+            flex = [at for at, view in enumerate(self.slots) if view.spec.band is Band.FLEX]
+            if flex and self.fleet.isolation is Isolation.RESERVED:
+                self._set(flex[incident.pick % len(flex)], state=states[incident.kind])
         elif held:
             request = self.offered[held[incident.pick % len(held)]]
             if incident.kind == "cancel":
