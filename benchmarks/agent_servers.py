@@ -27,7 +27,7 @@ CORES = sorted(os.sched_getaffinity(0))
 UNDER_TEST = CORES[0]
 ROUND_IT = CORES[-1]
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-START_TIMEOUT_S = 20.0
+START_TIMEOUT_S = 120.0
 
 NGINX_CONF = """
 worker_processes 1; daemon off; pid {home}/pid; error_log {home}/error.log;

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
-from controlplane.agent.sliding import DemandTotals, Flow, PresenceSums, WindowCount
+from controlplane.agent.sliding import Flow, PresenceSums, WindowCount
 from controlplane.core.class_queue import ClassQueue
 from controlplane.core.histogram import Histogram, WindowHistogram
 from controlplane.core.slot_states import SlotState
@@ -75,12 +75,6 @@ class Figures:
         if as_wait_us is not None:
             figures.wait.record(as_wait_us, now_us)
 
-    def forget_quiet(self, now_us: int) -> None:
-        """Drop what nobody used in the window."""
-        for place, flow in list(self.flows.items()):
-            if flow.quiet(now_us) and not flow.demand(now_us).requests:
-                del self.flows[place]
-
 
 def waiting_ages(queue: ClassQueue, now_us: int) -> Iterable[int]:
     """Present ages of everything that waits in a class."""
@@ -91,19 +85,25 @@ def waiting_ages(queue: ClassQueue, now_us: int) -> Iterable[int]:
 
 def demand_rows(figures: Figures, now_us: int) -> list[Demand]:
     """Demand of the last 10 s by tenant, key and class."""
-    sums: dict[tuple[str, int], DemandTotals] = {}
+    sums: dict[tuple[str, int], list[int]] = {}
     for flow in figures.flows.values():
         totals = flow.demand(now_us)
-        if totals.requests:
-            for scope in (("t", flow.tenant_id), ("k", flow.key_id), ("c", flow.class_id)):
-                before = sums.get(scope)
-                sums[scope] = totals if before is None else before.plus(totals)
+        if totals is None:
+            continue
+        requests, tokens, refused = totals
+        for scope in (("t", flow.tenant_id), ("k", flow.key_id), ("c", flow.class_id)):
+            sum_ = sums.get(scope)
+            if sum_ is None:
+                sums[scope] = [requests, tokens, refused]
+            else:
+                sum_[0] += requests
+                sum_[1] += tokens
+                sum_[2] += refused
     return [Demand(scope, number, *totals) for (scope, number), totals in sums.items()]
 
 
 def live_figures(engine: Engine, now_us: int) -> LiveFigures:
     """The whole picture at an instant."""
-    engine.figures.forget_quiet(now_us)
     by_class, by_tenant = _presence_sums(engine.figures, now_us)
     return LiveFigures(
         at_us=now_us,
@@ -135,47 +135,39 @@ def _slot_live(engine: Engine, name: str) -> SlotLive:
     )
 
 
-class _TenantPresence:
-    """The flows of one tenant in one class, added up."""
-
-    __slots__ = ("present", "started_us", "sums")
-
-    def __init__(self, started_us: int) -> None:
-        self.started_us = started_us
-        self.present = 0
-        self.sums = PresenceSums()
-
-
 class _Presences(NamedTuple):
     by_class: dict[int, PresenceSums]
-    by_tenant: dict[tuple[int, int], _TenantPresence]
+    by_tenant: dict[tuple[int, int], PresenceSums]
 
 
 def _presence_sums(figures: Figures, now_us: int) -> _Presences:
+    """Flows added up by class, and by class and tenant; what was quiet for the whole window is dropped."""
     by_class: dict[int, PresenceSums] = {}
-    by_tenant: dict[tuple[int, int], _TenantPresence] = {}
-    for flow in figures.flows.values():
-        sums = flow.sums(now_us)
-        before = by_class.get(flow.class_id)
-        by_class[flow.class_id] = sums if before is None else before.plus(sums)
-        if not flow.present and not sums.arrivals and not sums.departures:
+    by_tenant: dict[tuple[int, int], PresenceSums] = {}
+    quiet: list[tuple[int, int]] = []
+    for place, flow in figures.flows.items():
+        if not flow.present and flow.quiet(now_us):
+            if flow.demand(now_us) is None:
+                quiet.append(place)
             continue
-        place = flow.class_id, flow.tenant_id
-        tenant = by_tenant.get(place)
-        if tenant is None:
-            tenant = by_tenant[place] = _TenantPresence(flow.started_us)
-            tenant.sums = sums
-        else:
-            tenant.sums = tenant.sums.plus(sums)
-            tenant.started_us = min(tenant.started_us, flow.started_us)
-        tenant.present += flow.present
+        of_tenant = by_tenant.get((flow.class_id, flow.tenant_id))
+        if of_tenant is None:
+            of_tenant = by_tenant[flow.class_id, flow.tenant_id] = PresenceSums(flow.started_us)
+        of_class = by_class.get(flow.class_id)
+        if of_class is None:
+            of_class = by_class[flow.class_id] = PresenceSums(flow.started_us)
+        flow.add_to(of_tenant, of_class, now_us)
+    for place in quiet:
+        del figures.flows[place]
     return _Presences(by_class, by_tenant)
 
 
 def _class_live(engine: Engine, queue: ClassQueue, sums: dict[int, PresenceSums], now_us: int) -> ClassLive:
     class_id = engine.class_id(queue.spec.slug)
     figures = engine.figures.of_class(class_id, now_us)
-    presence = sums.get(class_id, PresenceSums()).figures(figures.started_us, now_us)
+    found = sums.get(class_id, PresenceSums(now_us))
+    found.started_us = figures.started_us
+    presence = found.figures(now_us)
     wait: Histogram = figures.wait.snapshot(now_us)
     for age_us in waiting_ages(queue, now_us):
         wait.record(age_us)
@@ -221,9 +213,7 @@ def _waiting_arrivals(queue: ClassQueue) -> dict[str, list[int]]:
     return arrivals
 
 
-def _tenants_live(
-    engine: Engine, presences: dict[tuple[int, int], _TenantPresence], now_us: int
-) -> Iterable[TenantLive]:
+def _tenants_live(engine: Engine, presences: dict[tuple[int, int], PresenceSums], now_us: int) -> Iterable[TenantLive]:
     by_class = {engine.class_id(queue.spec.slug): queue for queue in engine.scheduler.classes}
     waiting = {class_id: _waiting_arrivals(queue) for class_id, queue in by_class.items()}
     for (class_id, tenant_id), presence in presences.items():
@@ -232,7 +222,7 @@ def _tenants_live(
             continue
         fair = queue.fair.tenants.get(slug)
         arrivals_us = waiting[class_id].get(slug, ())
-        figures = presence.sums.figures(presence.started_us, now_us)
+        figures = presence.figures(now_us)
         learnt = engine.registry.estimates.get((tenant_id, class_id))
         if learnt is not None and learnt.expected_output is None:
             learnt = None

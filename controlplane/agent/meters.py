@@ -22,7 +22,13 @@ class AttemptTime:
         self.class_id = class_id
         self.charged: bool | None = None
         self.ended = False
-        self.held_us: dict[int, int] = {}
+        self.held_us: dict[int, int] | None = None
+
+    def hold(self, minute_us: int, us: int) -> None:
+        """Keep time back until it is known who pays."""
+        if self.held_us is None:
+            self.held_us = {}
+        self.held_us[minute_us] = self.held_us.get(minute_us, 0) + us
 
 
 class MeteredSlot:
@@ -73,19 +79,22 @@ class MeteredSlot:
         """What was added since the last call; observed time runs from call to call."""
         now_us = self._forward(now_us)
         minutes = self.meter.collect(now_us)
-        for (minute_us, key, _), us in minutes.gpu_us_by_key.items():
-            held = self._attempts[key].held_us
-            held[minute_us] = held.get(minute_us, 0) + us
         used: dict[tuple[int, int, int, bool], int] = {}
-        for key, attempt in list(self._attempts.items()):
+        for (minute_us, key, _), us in minutes.gpu_us_by_key.items():
+            attempt = self._attempts[key]
             if attempt.charged is None:
+                attempt.hold(minute_us, us)
+                continue
+            place = minute_us, attempt.tenant_id, attempt.class_id, attempt.charged
+            used[place] = used.get(place, 0) + us
+        for attempt in self._attempts.values():
+            if attempt.charged is None or attempt.held_us is None:
                 continue
             for minute_us, us in attempt.held_us.items():
                 place = minute_us, attempt.tenant_id, attempt.class_id, attempt.charged
                 used[place] = used.get(place, 0) + us
-            attempt.held_us.clear()
-            if attempt.ended:
-                del self._attempts[key]
+            attempt.held_us = None
+        self._attempts = {key: attempt for key, attempt in self._attempts.items() if not attempt.ended}
         usage = [SlotUsage(self.slot_id, *place, us) for place, us in used.items() if us]
         return usage, self._observed(dict(minutes.busy_us_by_minute), now_us, warming=warming, broken=broken)
 

@@ -25,25 +25,18 @@ class PresenceFigures(Struct, frozen=True, gc=False):
     departures: int
 
 
-class PresenceSums(NamedTuple):
-    """Sums over a window; those of several presences add up."""
+class PresenceSums:
+    """Sums over a window of one presence or of several, watched since `started_us`."""
 
-    arrivals: int = 0
-    departures: int = 0
-    residence_us: int = 0
-    integral_us: int = 0
+    __slots__ = ("arrivals", "departures", "integral_us", "present", "residence_us", "started_us")
 
-    def plus(self, other: PresenceSums) -> PresenceSums:
-        return PresenceSums(
-            self.arrivals + other.arrivals,
-            self.departures + other.departures,
-            self.residence_us + other.residence_us,
-            self.integral_us + other.integral_us,
-        )
+    def __init__(self, started_us: int) -> None:
+        self.started_us = started_us
+        self.present = self.arrivals = self.departures = self.residence_us = self.integral_us = 0
 
-    def figures(self, started_us: int, now_us: int) -> PresenceFigures:
-        """As rates and means, for something that is watched since `started_us`."""
-        span_us = max(1, min(WINDOW_US, now_us - started_us))
+    def figures(self, now_us: int) -> PresenceFigures:
+        """As rates and means."""
+        span_us = max(1, min(WINDOW_US, now_us - self.started_us))
         return PresenceFigures(
             self.arrivals * 1e6 / span_us,
             self.departures * 1e6 / span_us,
@@ -62,7 +55,7 @@ class Presence:
     )  # fmt: skip
 
     def __init__(self, now_us: int) -> None:
-        self._steps: deque[tuple[int, PresenceSums]] = deque()
+        self._steps: deque[tuple[int, int, int, int, int]] = deque()
         """Each step with something in it, and the sums since the start as they were when it began."""
         self._step_end_us = 0
         self._arrivals = self._departures = self._residence_us = self._integral_us = 0
@@ -73,7 +66,7 @@ class Presence:
     def _begin_step(self, now_us: int) -> None:
         step, steps = now_us // STEP_US, self._steps
         self._step_end_us = (step + 1) * STEP_US
-        steps.append((step, PresenceSums(self._arrivals, self._departures, self._residence_us, self._integral_us)))
+        steps.append((step, self._arrivals, self._departures, self._residence_us, self._integral_us))
         oldest = step - WINDOW_US // STEP_US
         while steps[0][0] < oldest:
             steps.popleft()
@@ -103,19 +96,20 @@ class Presence:
         if self.present:
             return False
         self._advance(now_us)
-        before = self._steps[0][1]
-        return self._arrivals == before.arrivals and self._departures == before.departures
+        _, arrivals, departures, _, _ = self._steps[0]
+        return self._arrivals == arrivals and self._departures == departures
 
     def sums(self, now_us: int) -> PresenceSums:
         """Sums over the window that ends now."""
+        sums = PresenceSums(self.started_us)
         self._advance(now_us)
-        before = self._steps[0][1]
-        return PresenceSums(
-            self._arrivals - before.arrivals,
-            self._departures - before.departures,
-            self._residence_us - before.residence_us,
-            self._integral_us - before.integral_us,
-        )
+        _, arrivals, departures, residence_us, integral_us = self._steps[0]
+        sums.present = self.present
+        sums.arrivals = self._arrivals - arrivals
+        sums.departures = self._departures - departures
+        sums.residence_us = self._residence_us - residence_us
+        sums.integral_us = self._integral_us - integral_us
+        return sums
 
 
 class WindowCount:
@@ -162,14 +156,11 @@ DEMAND_WINDOW_S: Final = 10
 
 
 class DemandTotals(NamedTuple):
-    """Requests that were asked for, their tokens, and how many of them were refused; several add up."""
+    """Requests that were asked for, their tokens, and how many of them were refused."""
 
-    requests: int = 0
-    tokens: int = 0
-    refused: int = 0
-
-    def plus(self, other: DemandTotals) -> DemandTotals:
-        return DemandTotals(self.requests + other.requests, self.tokens + other.tokens, self.refused + other.refused)
+    requests: int
+    tokens: int
+    refused: int
 
 
 class Flow(Presence):
@@ -187,14 +178,14 @@ class Flow(Presence):
         self.class_id = class_id
         self._requests = self._tokens = self._refused = 0
         self._second_end_us = 0
-        self._demand: deque[tuple[int, DemandTotals]] = deque()
+        self._demand: deque[tuple[int, int, int, int]] = deque()
         """Each second with something in it, and the totals since the start as they were when it began."""
 
     def _begin_second(self, now_us: int) -> None:
         second = now_us // 1_000_000
         self._second_end_us = (second + 1) * 1_000_000
         self._forget(second)
-        self._demand.append((second, DemandTotals(self._requests, self._tokens, self._refused)))
+        self._demand.append((second, self._requests, self._tokens, self._refused))
 
     def admit(self, tokens: int, now_us: int) -> None:
         """A request of so many tokens was asked for and is here."""
@@ -218,13 +209,28 @@ class Flow(Presence):
         self._tokens += tokens
         self._refused += 1
 
-    def demand(self, now_us: int) -> DemandTotals:
-        """What was asked for in the window that ends now."""
+    def demand(self, now_us: int) -> DemandTotals | None:
+        """What was asked for in the window that ends now; None where nothing was."""
         self._forget(now_us // 1_000_000)
         if not self._demand:
-            return DemandTotals()
-        requests, tokens, refused = self._demand[0][1]
+            return None
+        _, requests, tokens, refused = self._demand[0]
         return DemandTotals(self._requests - requests, self._tokens - tokens, self._refused - refused)
+
+    def add_to(self, of_tenant: PresenceSums, of_class: PresenceSums, now_us: int) -> None:
+        """Add the window that ends now to what is summed up."""
+        self._advance(now_us)
+        _, arrivals, departures, residence_us, integral_us = self._steps[0]
+        arrivals, departures = self._arrivals - arrivals, self._departures - departures
+        residence_us, integral_us = self._residence_us - residence_us, self._integral_us - integral_us
+        for sums in (of_tenant, of_class):
+            sums.present += self.present
+            sums.arrivals += arrivals
+            sums.departures += departures
+            sums.residence_us += residence_us
+            sums.integral_us += integral_us
+            if self.started_us < sums.started_us:
+                sums.started_us = self.started_us
 
     def _forget(self, second: int) -> None:
         while self._demand and self._demand[0][0] <= second - DEMAND_WINDOW_S:
