@@ -141,7 +141,7 @@ def _store(cursor: Cursor[Any], taken: Sequence[Incoming], now: datetime) -> lis
     checked = _check(cursor, taken, now)
     stored = np.bincount(checked.records.source, minlength=len(taken)).tolist()
     item_jobs = _number_jobs(cursor, checked.records)
-    settled = settle_items(cursor, taken, checked.records, item_jobs, now)
+    settled = settle_items(cursor, taken, checked, item_jobs, now)
     cursors.advance(cursor, [_step(i, n) for i, n in zip(taken, stored, strict=True)], now)
     ingest.store_records(cursor, checked.records, now)
     ingest.add_slot_usage(cursor, checked.slot_usage)

@@ -23,8 +23,8 @@ from controlplane.jobs.batch_turn import alone
 from controlplane.jobs.item_partitions import analyse, create_day, day_of
 from controlplane.jobs.models import Batch, Job
 
-CHUNK_LINES: Final = 20_000
-CHUNK_BYTES: Final = 16 * 1024 * 1024
+CHUNK_LINES: Final = 5_000
+CHUNK_BYTES: Final = 4 * 1024 * 1024
 ERRORS_MOST: Final = 100
 IMPORTER: Final = Actor.system("batch import")
 

@@ -18,7 +18,7 @@ import obstore
 from django.conf import settings
 from obstore.store import LocalStore, ObjectStore, from_url
 
-PART_BYTES: Final = 8 * 1024 * 1024
+PART_BYTES: Final = 5 * 1024 * 1024
 READ_BYTES: Final = 1024 * 1024
 
 

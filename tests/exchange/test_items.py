@@ -12,12 +12,13 @@ from django.utils import timezone
 
 from controlplane.core.pricing import RateCard as Prices
 from controlplane.core.reasons import Outcome
+from controlplane.exchange.items import as_repeated
 from controlplane.jobs import batch_actions
 from controlplane.jobs.item_sweep import sweep_items
 from controlplane.jobs.models import Item, ItemHolder, ItemResult, Job
 from controlplane.ledger.models import RateCard
 from controlplane.usage.models import RollupDelta, UsageRecord
-from controlplane.wire.report import FLAG_NOT_CHARGED, Answer
+from controlplane.wire.report import FLAG_NOT_CHARGED, Answer, SlotUsage
 from tests import factories
 from tests.exchange.door import TestAgent
 from tests.jobs.batches import ADA, Worker, empty_items, later, running, states
@@ -304,6 +305,26 @@ async def test_impossible_ends_of_items_are_set_aside_and_the_rest_counts(worker
     answer = await worker.ask(0, **parts)
     assert answer.accepted_through == 2
     assert sorted((await sync_to_async(states)(job)).values()) == [LEASED, DONE]
+
+
+def test_gpu_time_of_a_refused_result_becomes_repeated_work_and_sums_stay():
+    rows = [
+        SlotUsage(1, 60, 7, 8, True, 100),
+        SlotUsage(1, 120, 7, 8, True, 50),
+        SlotUsage(1, 120, 7, 8, False, 5),
+        SlotUsage(1, 120, 9, 8, True, 40),
+        SlotUsage(2, 120, 7, 8, True, 30),
+    ]
+    moved = as_repeated(rows, {(1, 7, 8): 70})
+    by_charge = {(r.slot_id, r.minute_us, r.tenant_id, r.charged): 0 for r in moved}
+    for row in moved:
+        by_charge[(row.slot_id, row.minute_us, row.tenant_id, row.charged)] += row.gpu_us
+    assert by_charge == {
+        (1, 60, 7, True): 80, (1, 60, 7, False): 20, (1, 120, 7, False): 55, (1, 120, 9, True): 40,
+        (2, 120, 7, True): 30,
+    }  # fmt: skip
+    assert as_repeated(rows, {}) == rows
+    assert sum(row.gpu_us for row in as_repeated(rows, {(1, 7, 8): 999})) == 225
 
 
 def test_the_tables_hold_one_row_an_item(bulk):
