@@ -57,7 +57,7 @@ def make_watch(options: Options, engine: Engine) -> EngineWatch | None:
     """What watches the inference server of the options, if there is one."""
     if options.backend == "triton":
         return TritonWatch(
-            options.upstream, metrics_url(options.upstream, options.triton_metrics), lambda: engine.model
+            options.upstream, metrics_url(options.upstream, options.triton_metrics), lambda: engine.registry.model
         )
     return EngineWatch(options.upstream) if options.upstream else None
 

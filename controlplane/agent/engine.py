@@ -23,8 +23,11 @@ from controlplane.agent.clock import Clock, boot_us
 from controlplane.agent.flex_agent import FlexBand
 from controlplane.agent.flex_host import EngineFlexHost
 from controlplane.agent.front_desk import FrontDesk
-from controlplane.agent.journal_entries import Closed, Entry, Mark, Opened
+from controlplane.agent.item_calls import unusable
+from controlplane.agent.items import ItemRunner
+from controlplane.agent.journal_entries import Closed, Entry, ItemEnd, Mark, Opened
 from controlplane.agent.latency_totals import LatencyTotals
+from controlplane.agent.learning import learn
 from controlplane.agent.live_figures import Figures
 from controlplane.agent.objectives import MINUTE_US, ObjectiveLedger
 from controlplane.agent.policy_state import LiveList
@@ -36,7 +39,6 @@ from controlplane.agent.safe_rate import own_safe_rate
 from controlplane.agent.settlement import Settled, closed_row, is_charged, measured, opened_row, settle, stages_of
 from controlplane.agent.slot_readiness import SlotReadiness
 from controlplane.agent.spool import EpochSpool
-from controlplane.agent.tokenless_time import TokenlessTime
 from controlplane.agent.tracing import Tracer
 from controlplane.core.admission import AdmissionDecision, reserve
 from controlplane.core.admission_snapshot import Snapshot
@@ -65,11 +67,11 @@ class Engine:
         self.registry = Registry()
         self.objectives = ObjectiveLedger()
         self.leases = LeaseBook()
-        self.tokenless_time = TokenlessTime()
         self.figures = Figures()
         self.latencies = LatencyTotals()
         self.tracer: Tracer | None = None
         self.desk = FrontDesk(self)
+        self.items = ItemRunner(self)
         self.flex = FlexBand(state_dir, EngineFlexHost(self), clock.now_us, boot_us)
         self.scheduler = Scheduler([], [], Isolation.RESERVED)
         self.spool: EpochSpool | None = None
@@ -101,6 +103,7 @@ class Engine:
     def start(self, spool: EpochSpool) -> None:
         """Begin to take requests: an epoch was issued."""
         self.spool = spool
+        self.items.new_epoch()
         if self._timer is None:
             self._timer = self._loop.call_later(STEP_S, self._tick)
 
@@ -265,13 +268,13 @@ class Engine:
             ),
             attempt,
         )
+        if call.item is not None:
+            self.items.dispatched(call.item, now_us)
 
     def batch_closed(self, call: Call, serial: int) -> None:
         """A call that waited for others to run with: only from here on it uses its slot."""
         assert call.slot is not None and call.queued is not None
-        for running in self.scheduler.slots:
-            if running.spec.name == call.slot.policy.name:
-                running.open_batches.discard(call.queued.batch_shape)
+        self.scheduler.batch_closed(call.slot.policy.name, call.queued.batch_shape)
         call.batched_us = now_us = self.clock.now_us()
         call.slot.metered.start(serial, call.tenant.policy.id, call.klass.policy.id, now_us)
 
@@ -297,6 +300,8 @@ class Engine:
         slot.metered.end(attempt.serial, now_us, charged=False)
         self.scheduler.requeue(call.serial, now_us)
         call.reservation.requeue()
+        if call.item is not None:
+            self.items.requeued(call.item)
         if call.trace is not None:
             call.trace.attempt_ended(call, now_us, ended_by)
         call.dispatched_us = call.batched_us = call.prefill_us = call.first_us = call.last_us = call.output_tokens = 0
@@ -320,6 +325,8 @@ class Engine:
             return
         call.closed = True
         now_us = self.clock.now_us()
+        if call.item is not None and outcome is Outcome.COMPLETED and (failure := unusable(body)) is not None:
+            outcome, body = Outcome.UPSTREAM_ERROR, b""
         attempt, slot, gpu_us = call.attempt, call.slot, 0
         charged = is_charged(call, outcome)
         if attempt is not None and slot is not None:
@@ -340,10 +347,11 @@ class Engine:
                     "request %s was charged %d nanos over its reservation: booked to platform", call.request_id, excess
                 )
         status = 200 if outcome is Outcome.COMPLETED else status_of(outcome, failure)
-        self._record(call, outcome, status, settled, gpu_us, now_us, slot)
+        end = None if call.item is None else self.items.ended(call.item, outcome, body, failure, gpu_us)
+        self._record(call, outcome, status, settled, gpu_us, now_us, slot, end)
         self.figures.departed(call, now_us)
         if outcome is Outcome.COMPLETED:
-            self._learn(call, settled.usage, gpu_us)
+            learn(call, settled.usage, gpu_us, self.registry.tokenless_time)
         self.outcomes[outcome] += 1
         del self.calls[call.serial]
         # Nothing of an ended call holds another part of it: it is gone with its answer, without the collector.
@@ -353,6 +361,8 @@ class Engine:
         self._finishing.append((call, outcome, body, failure))
         if not self._flush_due:
             self._flush_soon()
+        if call.item is not None:
+            self.items.after_end(now_us)
         if self.flex.any_lent or self.flex.any_draining or self.scheduler.anything_queued():
             self.pump(now_us)
 
@@ -380,6 +390,7 @@ class Engine:
         gpu_us: int,
         now_us: int,
         slot: AgentSlot | None,
+        end: ItemEnd | None,
     ) -> None:
         assert call.opened is not None
         row = closed_row(
@@ -394,23 +405,12 @@ class Engine:
             slot_id=-1 if slot is None else slot.policy.id,
         )
         verdicts = self.objectives.closed(call.judges, call.arrived_us, measured(call, outcome, now_us))
-        self.note(Closed(row, verdicts))
+        self.note(Closed(row, verdicts, item=end))
         self.latencies.note(row)
         if self.tracer is not None:
             self.tracer.ended(call, row, outcome)
         if row.ttft_us >= 0:
             self.figures.of_class(call.klass.policy.id, now_us).ttft.record(row.ttft_us, now_us)
-
-    def _learn(self, call: Call, usage: TokenUsage, gpu_us: int) -> None:
-        estimate = call.estimate
-        if estimate is not None and not usage.estimated:
-            estimate.learn_gpu_us(call.raw_gpu_us, gpu_us)
-            if call.one_shot and call.tokenless:
-                self.tokenless_time.learn(gpu_us)
-                return
-            estimate.learn_bytes(call.prompt_bytes, usage.prompt_tokens)
-            if not call.one_shot:
-                estimate.learn_output(usage.output_tokens // call.n)
 
     # -- the journal ---------------------------------------------------------------------------------------------------
 
@@ -464,6 +464,7 @@ class Engine:
             if now_us - call.dispatched_us >= call.klass.stage_timeout_us:
                 self.close(call, Outcome.STAGE_TIMEOUT)
         self.desk.expire(now_us)
+        self.items.step(now_us)
         self.flex.step()
         if self.disk_problem and not self._flush_due:
             self._flush_soon()
@@ -471,6 +472,7 @@ class Engine:
 
     def cancel_all(self, outcome: Outcome) -> int:
         """End everything that is still here; returns how many."""
+        self.items.give_back_waiting("The agent is shutting down.")
         calls = list(self.calls.values())
         for call in calls:
             self.close(call, outcome)
@@ -488,12 +490,6 @@ class Engine:
 
     def scheduled_slot(self, name: str) -> RunningSlot:
         return next(slot for slot in self.scheduler.slots if slot.spec.name == name)
-
-    @property
-    def model(self) -> str:
-        """The model of the policy in force, empty before there is one."""
-        document = self.registry.document
-        return "" if document is None else document.pool.model
 
     def is_batch(self, class_slug: str) -> bool:
         entry = self.registry.classes.get(class_slug)

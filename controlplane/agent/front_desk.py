@@ -94,7 +94,7 @@ class FrontDesk:
         self._consider(call, call.parsed_us)
 
     def _consider(self, call: Call, now_us: int) -> None:
-        snapshot = self._snapshot(call, call.klass, now_us)
+        snapshot = self.snapshot(call, call.klass, now_us)
         if call.klass.view.overload is Overload.DOWNGRADE:
             answer = decide(snapshot, lambda: self._fallback(call, now_us))
         else:
@@ -121,9 +121,9 @@ class FrontDesk:
         """The snapshot of the class to fall back to."""
         slug = call.klass.policy.downgrade_to
         entry = None if slug is None else self._engine.registry.classes.get(slug)
-        return None if entry is None else self._snapshot(call, entry, now_us)
+        return None if entry is None else self.snapshot(call, entry, now_us)
 
-    def _snapshot(self, call: Call, klass: ClassEntry, now_us: int) -> Snapshot:
+    def snapshot(self, call: Call, klass: ClassEntry, now_us: int) -> Snapshot:
         """What the decision looks at for one class; leaves on the call what follows from that class."""
         engine = self._engine
         registry, policy, tenant = engine.registry, klass.policy, call.tenant
@@ -135,7 +135,7 @@ class FrontDesk:
         expected = estimate.output_tokens(max_output)
         raw_us = raw_gpu_us(registry.rates, prompt_tokens, call.n * expected)
         if call.one_shot and call.tokenless:
-            raw_us = engine.tokenless_time.mean_us
+            raw_us = registry.tokenless_time.mean_us
         gpu_us = round(estimate.bias * raw_us)
         call.prompt_tokens, call.max_output_tokens, call.expected_output = prompt_tokens, max_output, expected
         call.estimate, call.raw_gpu_us, call.gpu_us = estimate, raw_us, gpu_us
@@ -177,6 +177,9 @@ class FrontDesk:
                 deadline_us=call.deadline_us,
                 may_run_lent=call.preemptible or call.fits_drain,
             )
+            if klass.is_batch:
+                # The first of the agent's own items stand there beside the bound that others have.
+                snapshot.queue_depth -= engine.items.queued
         return snapshot
 
     def _budget(self, call: Call, klass: ClassEntry, now_us: int) -> BudgetView:
@@ -298,7 +301,7 @@ class FrontDesk:
         if not calls:
             del self.waiting[call.tenant.policy.id]
         now_us = self._engine.clock.now_us()
-        snapshot = self._snapshot(call, call.klass, now_us)
+        snapshot = self.snapshot(call, call.klass, now_us)
         self._refuse(call, snapshot, AdmissionDecision(Decision.REJECT, Reason.NO_LEASE, 1), now_us)
         return True
 

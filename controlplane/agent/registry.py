@@ -6,6 +6,7 @@ from hashlib import sha256
 
 from controlplane.agent.answers import header_text
 from controlplane.agent.policy_state import LiveList, instant_us
+from controlplane.agent.tokenless_time import TokenlessTime
 from controlplane.core.admission_snapshot import (
     ClassView,
     KeyState,
@@ -106,6 +107,7 @@ class Registry:
         """Digests of secrets that were presented and are known: hashing them again and again is what a request
         costs most for its key. Forgotten with every live list, and when there are too many."""
         self.rates = WorkRates(0, 0)
+        self.tokenless_time = TokenlessTime()
         self.shares: dict[tuple[str, int], Share] = {}
         self._cards: dict[str, list[DatedCard]] = {}
         self.estimates: dict[tuple[int, int], DemandEstimate] = {}
@@ -212,6 +214,11 @@ class Registry:
             entry.view.rate_bucket = _request_bucket(entry.view.rate_bucket, rate, now_us)
 
     # What is looked up
+
+    @property
+    def model(self) -> str:
+        """The model of the policy in force, empty before there is one."""
+        return "" if self.document is None else self.document.pool.model
 
     def key_of(self, secret: bytes, now_us: int) -> KeyEntry | None:
         """The key whose present secret, or previous one in its time of overlap, that is."""

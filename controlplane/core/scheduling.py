@@ -190,6 +190,12 @@ class Scheduler:
                 return True
         return False
 
+    def batch_closed(self, slot_name: str, shape: str) -> None:
+        """Requests of a shape on a slot wait for no others any more; a slot that has left has no batches."""
+        slot = self._slot_by_name.get(slot_name)
+        if slot is not None:
+            slot.open_batches.discard(shape)
+
     # -- what runs next ----------------------------------------------------------------------------------------------
 
     def next_dispatch(self, now_us: int) -> QueuedRequest | None:

@@ -218,6 +218,9 @@ async def test_requests_of_several_clients_run_as_one_and_each_gets_its_own(make
     rows = agent.closed_rows()
     assert sum(row.prompt_tokens for row in rows) == whole
     assert all(row.flags == 2 for row in rows), "a share of a server's count is an estimate"
+    learnt = agent.engine.registry.estimate_of(1, 1)
+    assert learnt.bias != 1.0, "its GPU time is not"
+    assert learnt.expected_output is None, "there is no output to learn from"
     assert all(row.outcome == Outcome.COMPLETED.code for row in rows)
     agent.assert_nothing_held()
 
@@ -474,7 +477,7 @@ async def test_tensors_pass_through_any_server_and_are_measured_by_gpu_time(make
     assert (row.prompt_tokens, row.output_tokens, row.flags) == (0, 0, FLAG_TOKENLESS)
     assert row.gpu_us >= 20_000
     assert row.charge_gpu_nanos == row.gpu_us and row.charge_prompt_nanos == 0
-    assert agent.engine.tokenless_time.mean_us == row.gpu_us, "what it took is what the next is expected to take"
+    assert agent.engine.registry.tokenless_time.mean_us == row.gpu_us, "what the next is expected to take"
     agent.assert_nothing_held()
 
 

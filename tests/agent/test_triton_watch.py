@@ -89,7 +89,7 @@ def test_counts_go_on_across_restarts() -> None:
 async def served(make_agent):
     async with TritonServer(worlds.MODEL) as server:
         agent = await make_agent(backend=TritonBackend(server.url))
-        watch = TritonWatch(server.url, server.url + "/metrics", lambda: agent.engine.model)
+        watch = TritonWatch(server.url, server.url + "/metrics", lambda: agent.engine.registry.model)
         agent.engine.readiness.follow(watch)
         yield server, agent, watch
         await watch.close()

@@ -44,5 +44,6 @@ def test_once_it_has_closed_the_least_work_decides_again() -> None:
     s = scheduler()
     put(s, 1, "short")
     s.slots[0].open_batches.add("short")
-    s.slots[0].open_batches.discard("short")
+    s.batch_closed("s1", "short")
+    s.batch_closed("a slot that left", "short")
     assert put(s, 2, "short") == "s2"
