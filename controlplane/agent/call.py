@@ -15,6 +15,7 @@ from controlplane.wire.report import UsageRow
 if TYPE_CHECKING:
     from controlplane.agent.agent_slot import AgentSlot
     from controlplane.agent.attempt import Attempt
+    from controlplane.agent.held_items import HeldItem
     from controlplane.agent.sliding import Flow
     from controlplane.agent.tracing import Trace
     from controlplane.core.estimate import DemandEstimate
@@ -54,10 +55,10 @@ class Call:
         "admitted_us", "arrived_us", "asked", "asked_output", "attempt", "batched_us", "body", "bound_nanos", "card",
         "closed", "deadline_us", "dispatched_us", "downgraded", "estimate", "estimated_wait_us", "exchange",
         "expected_output", "first_dispatch_us", "first_us", "fits_drain", "flow", "gathers", "gpu_us", "head_sent",
-        "ignore_eos", "judges", "key", "klass", "kv_tokens", "last_us", "lease_deadline_us", "max_output_tokens",
-        "model", "n", "one_shot", "opened", "output_tokens", "parsed_us", "path", "preemptible", "prefill_us",
-        "prompt_bytes", "prompt_tokens", "queued", "raw_gpu_us", "request_id", "reservation", "revision", "serial",
-        "slot", "stream", "tenant", "trace", "wants_usage",
+        "ignore_eos", "item", "judges", "key", "klass", "kv_tokens", "last_us", "lease_deadline_us",
+        "max_output_tokens", "model", "n", "one_shot", "opened", "output_tokens", "parsed_us", "path", "preemptible",
+        "prefill_us", "prompt_bytes", "prompt_tokens", "queued", "raw_gpu_us", "request_id", "reservation", "revision",
+        "serial", "slot", "stream", "tenant", "trace", "wants_usage",
     )  # fmt: skip
 
     def __init__(
@@ -113,6 +114,8 @@ class Call:
         self.attempt: Attempt | None = None
         self.trace: Trace | None = None
         """Set for requests that are traced."""
+        self.item: HeldItem | None = None
+        """The batch item that it runs, if it is for one."""
         self.downgraded = False
         self.closed = False
         self.head_sent = False

@@ -70,6 +70,7 @@ class Control:
         self.live = live
         self.leases = LeaseDesk(client, engine, self.epoch_now)
         engine.flex.on_trip = self.report_now
+        engine.items.report_soon = self.report_now
         self.keys = KeyRotation(options.state_dir, client, self.epoch_now)
         self.keys.on_posted = self.report_now
         self.reachable = False
@@ -389,6 +390,9 @@ class Control:
         engine.draining = answer.drain or self._stopping
         if answer.rotate_key and not self._stopping:
             self.keys.asked()
+        if not self._stopping:
+            engine.items.interval_us = answer.interval_ms * 1000
+            engine.items.take(answer.item_jobs, answer.items, answer.items_cancelled, sent_boot_us=sent_boot_us)
         self.pull(answer.revision, answer.digest)
         engine.pump(now_us)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -9,6 +10,7 @@ import msgspec
 
 from controlplane.agent.agent_slot import BROKEN, WARMING
 from controlplane.agent.engine import Engine
+from controlplane.agent.item_ends import carried, closed_again, items_done, without_response
 from controlplane.agent.journal_entries import Closed, Cut, Recut
 from controlplane.agent.live_figures import demand_rows, live_figures
 from controlplane.agent.objectives import ObjectiveLedger
@@ -16,7 +18,7 @@ from controlplane.agent.policy_state import LiveList, PolicyState
 from controlplane.agent.refusal_log import RefusalLog
 from controlplane.agent.spool import EpochSpool, StoredReport
 from controlplane.core.reasons import Outcome
-from controlplane.wire.report import LAYOUT, DecisionSample, LostReports, Report, SlotMeter, SlotUsage, UsageRow
+from controlplane.wire.report import LAYOUT, DecisionSample, ItemDone, LostReports, Report, SlotMeter, SlotUsage
 
 RECORDS_MAX: Final = 8_000
 """Rows of one report."""
@@ -61,7 +63,8 @@ def _cut_once(engine: Engine, spool: EpochSpool, policy: PolicyState, live: Live
     """One report, sealed if it may be and everything fits; says whether everything did."""
     now_us = engine.clock.now_us()
     metered = collect_meters(engine, now_us)
-    records = [entry.row for _, entry in zip(range(RECORDS_MAX), spool.state.closed, strict=False)]
+    entries = carried(spool.state.closed, RECORDS_MAX)
+    ends = engine.items.take_ends()
     seq = spool.state.last_seq + 1
     report = Report(
         layout=LAYOUT,
@@ -70,7 +73,7 @@ def _cut_once(engine: Engine, spool: EpochSpool, policy: PolicyState, live: Live
         sent_us=now_us,
         revision=policy.revision,
         live_number=live.number,
-        records=records,
+        records=[entry.row for entry in entries],
         slot_usage=metered.usage,
         slot_meters=metered.meters,
         objectives=engine.objectives.take(),
@@ -83,13 +86,16 @@ def _cut_once(engine: Engine, spool: EpochSpool, policy: PolicyState, live: Live
         refused_revision=policy.refused_revision,
         refused_reason=policy.refused_reason,
         seal=seal,
+        item_room=engine.items.room(now_us),
+        items_through=engine.items.through,
+        items_done=ends + items_done(entries),
         clock=engine.clock.offset.reading(),
     )
-    whole = len(records) == len(spool.state.closed)
+    whole = len(entries) == len(spool.state.closed)
     body = _encode(report)
     if len(body) > BODY_BYTES_MAX or (seal and not whole):
-        report, samples_left, samples_dropped = _fitted(report, len(body))
-        whole = whole and len(report.records) == len(records) and not samples_left
+        report, samples_left, samples_dropped = _fitted(report, entries, ends, len(body))
+        whole = whole and len(report.records) == len(entries) and not samples_left
         report = msgspec.structs.replace(report, seal=seal and whole)
         engine.desk.log.put_back(samples_left, samples_dropped)
         body = _encode(report)
@@ -97,14 +103,16 @@ def _cut_once(engine: Engine, spool: EpochSpool, policy: PolicyState, live: Live
     return whole
 
 
-def _fitted(report: Report, size: int) -> tuple[Report, list[DecisionSample], int]:
+def _fitted(
+    report: Report, entries: Sequence[Closed], ends: list[ItemDone], size: int
+) -> tuple[Report, list[DecisionSample], int]:
     """The report with the rows and samples it has room for, the samples left over, and how many were dropped.
 
     The oldest samples are dropped where all of them are more than a report by themselves could carry.
     """
     if size <= BODY_BYTES_MAX:
         return report, [], 0
-    room = BODY_BYTES_MAX - len(_encode(msgspec.structs.replace(report, records=[], samples=[])))
+    room = BODY_BYTES_MAX - len(_encode(msgspec.structs.replace(report, records=[], items_done=ends, samples=[])))
     room = max(room, ROOM_BYTES_MIN)
     sizes = [len(_encode(sample)) + 1 for sample in report.samples]
     dropped, waiting = 0, sum(sizes)
@@ -112,22 +120,34 @@ def _fitted(report: Report, size: int) -> tuple[Report, list[DecisionSample], in
         waiting -= sizes[dropped]
         dropped += 1
     samples, sizes = report.samples[dropped:], sizes[dropped:]
-    records = _fitting(report.records, room)
-    room -= sum(len(_encode(row)) + 1 for row in records)
+    entries = _fitting(entries, room)
+    room -= sum(_size(entry) for entry in entries)
     taken = 0
     while taken < len(samples) and sizes[taken] <= room:
         room -= sizes[taken]
         taken += 1
-    return msgspec.structs.replace(report, records=records, samples=samples[:taken]), samples[taken:], dropped
+    report = msgspec.structs.replace(
+        report,
+        records=[entry.row for entry in entries],
+        items_done=ends + items_done(entries),
+        samples=samples[:taken],
+    )
+    return report, samples[taken:], dropped
 
 
-def _fitting(rows: list[UsageRow], room: int) -> list[UsageRow]:
-    """The first of some rows, as many as fit into `room` bytes, but one at least."""
-    for index, row in enumerate(rows):
-        room -= len(_encode(row)) + 1
+def _size(entry: Closed) -> int:
+    """Bytes of a record in a report, with its item's end."""
+    size = len(_encode(entry.row)) + 1
+    return size if entry.item is None else size + len(_encode(items_done([entry]))) + 1
+
+
+def _fitting(entries: Sequence[Closed], room: int) -> Sequence[Closed]:
+    """The first of some records, as many as fit into `room` bytes, but one at least."""
+    for index, entry in enumerate(entries):
+        room -= _size(entry)
         if room < 0:
-            return rows[: max(1, index)]
-    return rows
+            return entries[: max(1, index)]
+    return entries
 
 
 def recut(spool: EpochSpool, stored: StoredReport, now_us: int) -> bool:
@@ -137,7 +157,7 @@ def recut(spool: EpochSpool, stored: StoredReport, now_us: int) -> bool:
     later report. The number stays: the report was never stored.
     """
     report = msgspec.json.decode(spool.body_of(stored), type=Report)
-    rest: list[UsageRow] = []
+    rest: list[Closed] = []
     lost: list[str] = []
     if report.samples or report.demand or report.figures is not None:
         report = msgspec.structs.replace(report, samples=[], demand=[], figures=None)
@@ -145,12 +165,16 @@ def recut(spool: EpochSpool, stored: StoredReport, now_us: int) -> bool:
         half = len(report.records) // 2
         lost = [row.request_id for row in report.records if row.request_id in spool.state.opened]
         # The seal comes with the report that carries the rest.
-        rest, report = report.records[half:], msgspec.structs.replace(report, records=report.records[:half], seal=False)
+        rest = closed_again(report.records[half:], report.items_done)
+        later = {entry.row.request_id for entry in rest}
+        ends = [end for end in report.items_done if end.request_id not in later]
+        report = msgspec.structs.replace(report, records=report.records[:half], items_done=ends, seal=False)
+    elif (smaller := without_response(report)) is not None:
+        report = smaller
     else:
         return False
-    closed = [Closed(row, [], counted=True) for row in rest]
-    carried = min(stored.records, len(report.records))
-    spool.recut(Recut(report.seq, now_us, carried, report.seal, _encode(report), closed, lost))
+    records = min(stored.records, len(report.records))
+    spool.recut(Recut(report.seq, now_us, records, report.seal, _encode(report), rest, lost))
     return True
 
 
@@ -184,14 +208,16 @@ def cut_last_report(spool: EpochSpool, now_us: int) -> None:
     lost_bytes = sum(len(_encode(entry.row)) + 1 for entry in state.opened.values())
     room = max(BODY_BYTES_MAX - lost_bytes, ROOM_BYTES_MIN)
     while True:
-        rows = [entry.row for _, entry in zip(range(RECORDS_MAX), state.closed, strict=False)]
-        rows = _fitting(rows, room)
-        if len(rows) == len(state.closed):
+        entries = _fitting(carried(state.closed, RECORDS_MAX), room)
+        if len(entries) == len(state.closed):
             break
-        body = _encode(Report(LAYOUT, spool.epoch, state.last_seq + 1, now_us, 0, 0, records=rows))
-        spool.cut(Cut(state.last_seq + 1, now_us, len(rows), False, body))
-    rows = [entry.row for entry in state.closed]
-    carried = len(rows)
+        rows = [entry.row for entry in entries]
+        report = Report(
+            LAYOUT, spool.epoch, state.last_seq + 1, now_us, 0, 0, records=rows, items_done=items_done(entries)
+        )
+        spool.cut(Cut(state.last_seq + 1, now_us, len(rows), False, _encode(report)))
+    rows = [entry.row for entry in entries]
+    closed_rows = len(rows)
     rows += [
         msgspec.structs.replace(entry.row, ended_us=max(entry.row.arrived_us, spool.last_heard_us))
         for entry in state.opened.values()
@@ -208,5 +234,6 @@ def cut_last_report(spool: EpochSpool, now_us: int) -> None:
         objectives=objectives.take(),
         refusals=refusals.take_counts(),
         seal=True,
+        items_done=items_done(entries),
     )
-    spool.cut(Cut(seq, now_us, carried, True, _encode(report)))
+    spool.cut(Cut(seq, now_us, closed_rows, True, _encode(report)))
