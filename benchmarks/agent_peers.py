@@ -89,6 +89,8 @@ def _litellm(found: Path, home: Path, inference: Server) -> Iterator[Server]:
     command = [str(found / "bin" / "litellm"), "--config", str(config), "--host", "127.0.0.1", "--port", str(port),
                "--num_workers", "1"]  # fmt: skip
     settings = {"LITELLM_MASTER_KEY": BEARER, "LITELLM_LOG": "ERROR", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+    # It would take the database of this project for its own.
+    settings |= {"DATABASE_URL": "", "REDIS_URL": ""}
     with running("litellm", command, port=port, core=UNDER_TEST, home=home, environment=settings) as server:
         server.name, server.bearer = f"LiteLLM {version_of(found, 'litellm')}", BEARER
         yield server

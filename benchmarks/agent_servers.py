@@ -83,7 +83,7 @@ def _cpu_s(pid: int) -> float:
 def running(
     name: str, command: list[str], *, port: int, core: int, home: Path, environment: dict[str, str] | None = None
 ) -> Iterator[Server]:
-    """A process pinned to a core, until the block ends."""
+    """A process pinned to a core, until the block ends; an empty variable in `environment` takes that one out."""
     log = home / f"{name}.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -91,7 +91,7 @@ def running(
             stdout=output,
             stderr=subprocess.STDOUT,
             cwd=ROOT,
-            env={**os.environ, **(environment or {})},
+            env={name: value for name, value in {**os.environ, **(environment or {})}.items() if value},
             preexec_fn=lambda: os.sched_setaffinity(0, {core}),
         )
     try:
