@@ -129,6 +129,7 @@ def measure(folder: Path, items: int, agents: int, peer_items: int) -> dict:
     ):
         memory = Memory({"web": web.process, "worker": importer})
         batch = submit(web.port, fleet.secret, path, table)
+        say(f"submitted in {table['submit_s']:.1f} s (upload {table['upload_s']:.1f} s)")
         table["page_ms"] = page_times(batch)
         null_agents = [NullAgent(fleet, agent, ROOM) for agent in fleet.agents]
         began = time.perf_counter()
@@ -137,13 +138,20 @@ def measure(folder: Path, items: int, agents: int, peer_items: int) -> dict:
         table["drain_s"] = time.perf_counter() - began
         table["done"] = sum(agent.done for agent in null_agents)
         table["report_ms_p50"] = statistics.median(ms for agent in null_agents for ms in agent.latencies_ms)
+        say(f"{table['done']:,} items leased and settled in {table['drain_s']:.1f} s")
         assembled(batch, table)
+        say(f"assembled in {table['assemble_s']:.1f} s")
         table["memory"] = memory.stop()
     table["peer_items"] = peer_items
     table["peer_items_per_s"] = peer(peer_items)
     table["items_per_s"] = table["done"] / table["drain_s"]
     table["ratio"] = table["items_per_s"] / table["peer_items_per_s"]
     return table
+
+
+def say(text: str) -> None:
+    """What is known so far: a full run takes minutes."""
+    print(text, file=sys.stderr, flush=True)
 
 
 async def _drain(agents: list, port: int, until: float) -> None:

@@ -26,12 +26,15 @@ class ItemRow:
     status: int | None
 
 
+# LATERAL with OFFSET 0: each line looks up its own body and result, so that no plan joins whole tables for a page.
 _PAGE_SQL = """
 SELECT i.line, b.custom_id, i.state, i.attempt, i.failures, i.reason, r.status
 FROM (SELECT * FROM jobs_item WHERE day = %(day)s AND job_id = %(job)s AND line > %(after)s {only}
       ORDER BY line LIMIT %(limit)s) i
-JOIN jobs_itembody b ON b.day = i.day AND b.job_id = i.job_id AND b.line = i.line
-LEFT JOIN jobs_itemresult r ON r.day = i.day AND r.job_id = i.job_id AND r.line = i.line
+CROSS JOIN LATERAL (SELECT custom_id FROM jobs_itembody
+                    WHERE day = %(day)s AND job_id = %(job)s AND line = i.line OFFSET 0) b
+LEFT JOIN LATERAL (SELECT status FROM jobs_itemresult
+                   WHERE day = %(day)s AND job_id = %(job)s AND line = i.line OFFSET 0) r ON true
 ORDER BY i.line
 """
 _ALL_SQL: Final = _PAGE_SQL.format(only="")
