@@ -82,6 +82,8 @@ class Clients:
         self.end_s = self.began_s + load.seconds if load.seconds else float("inf")
         self.live: set[Connection] = set()
         self.idle: list[Connection] = []
+        self.offering = load.rate_per_s > 0
+        """An open loop goes on: whoever is answered waits for the next instant."""
         self.ttft_s: list[float] = []
         self.total_s: list[float] = []
         self.statuses: Counter[str] = Counter()
@@ -100,20 +102,18 @@ class Clients:
             self.total_s.append(now_s - connection.began_s)
         if self.marks and self.answers >= self.marks[0]:
             self.rss.append((self.marks.pop(0), rss_kib(self.load.rss_of)))
-        if self.load.rate_per_s:
+        if self.offering:
             self.idle.append(connection)
-        elif self.may_send(now_s):
+        elif not self.load.rate_per_s and self.may_send(now_s):
             connection.send()
-            return
-        self.leave_when_over(connection, now_s)
-
-    def leave_when_over(self, connection: Connection, now_s: float) -> None:
-        if not self.may_send(now_s):
+        else:
             connection.transport.close()
             self.gone(connection)
 
     def gone(self, connection: Connection) -> None:
         self.live.discard(connection)
+        if connection in self.idle and self.offering:
+            self.idle.remove(connection)
         if not self.live and not self.done.done():
             self.done.set_result(None)
 
@@ -126,7 +126,7 @@ class Clients:
         """An open loop: a request at each instant of the rate, on any connection that is free."""
         at_s, gap_s = self.loop.time(), 1 / self.load.rate_per_s
         until_s = at_s + self.load.seconds
-        while at_s < until_s:
+        while at_s < until_s and self.live:
             at_s += gap_s
             left_s = at_s - self.loop.time()
             if left_s > 0:
@@ -135,7 +135,8 @@ class Clients:
                 self.idle.pop().send()
             else:
                 self.unsent += 1
-        for connection in list(self.idle):
+        self.offering = False
+        for connection in self.idle:
             connection.transport.close()
             self.gone(connection)
 

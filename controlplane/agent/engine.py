@@ -18,7 +18,7 @@ from controlplane.agent.agent_slot import READY, AgentSlot
 from controlplane.agent.attempt import Attempt
 from controlplane.agent.backends.base import Backend, BackendRequest, Failure, TokenUsage
 from controlplane.agent.batching import BatchingBackend
-from controlplane.agent.call import Call, Exchange
+from controlplane.agent.call import Call
 from controlplane.agent.clock import Clock, boot_us
 from controlplane.agent.flex_agent import FlexBand
 from controlplane.agent.flex_host import EngineFlexHost
@@ -167,9 +167,6 @@ class Engine:
         self.registry.apply_live(live, self.clock.now_us())
 
     # -- a request's way -----------------------------------------------------------------------------------------------
-
-    def offer(self, exchange: Exchange) -> None:
-        self.desk.offer(exchange)
 
     def admit(self, call: Call, snapshot: Snapshot, answer: AdmissionDecision, now_us: int) -> None:
         """Take what the decision promised, write the request down, and let it run as soon as it may."""
