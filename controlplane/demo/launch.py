@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from controlplane.demo.agent_folders import set_aside_strangers
 from controlplane.demo.plan import Client, JobPlan, Source, Target, TrafficPlan, write_json
 from controlplane.demo.settings import AgentPlace, Options, child_environment, chosen_speed, fleet, python
 from controlplane.demo.shape import BIG_MODEL, BIG_POOL, BULK, CHAT, SMALL_MODEL, SMALL_POOL
@@ -46,6 +47,7 @@ class Demo:
             self._servers(supervisor)
             self._organisation(supervisor)
             seeded = msgspec.json.decode((self.folder / "seeded.json").read_bytes())
+            self._set_aside(seeded["enrolled"])
             self._system(supervisor)
             self._agents(supervisor, seeded["enrolment_tokens"])
             self._traffic(supervisor, seeded)
@@ -98,6 +100,14 @@ class Demo:
             ),
             env=self.app,
         )  # fmt: skip
+
+    def _set_aside(self, enrolled: dict[str, str]) -> None:
+        moved = set_aside_strangers(self.options.var_dir / "agents", enrolled)
+        if moved:
+            names = ", ".join(folder.name for folder in moved)
+            self.say(
+                f"  {moved[0].parent}: {names} set aside, this database does not know these agents; enrolling anew"
+            )
 
     def _system(self, supervisor: Supervisor) -> None:
         celery = python("-m", "celery", "-A", "controlplane.config")

@@ -5,7 +5,7 @@ pool whose classes share every slot.
 """
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from datetime import datetime
 from pathlib import Path
 
@@ -48,6 +48,8 @@ class Seeded(msgspec.Struct):
     """What the supervisor needs next. Secrets are kept in files that only their owner reads."""
 
     enrolment_tokens: dict[str, str]
+    enrolled: dict[str, str]
+    """Ids of the agents in use, by name."""
     keys: dict[str, str]
     logins: dict[str, str]
 
@@ -87,8 +89,11 @@ def seed(*, agents: list[tuple[str, str]], folder: Path, bounds: Bounds, now: da
         _rates(_pools(agents, now), now)
     _contracts(now)
     _budgets(now)
+    in_use = Agent.objects.exclude(state=Agent.State.RETIRED).values_list("name", "uuid")
+    enrolled = {name: str(uuid) for name, uuid in in_use}
     return Seeded(
-        enrolment_tokens=_tokens(agents, now),
+        enrolment_tokens=_tokens(agents, enrolled, now),
+        enrolled=enrolled,
         keys=_secrets(folder / "keys.json", lambda known: _keys(known, now)),
         logins=_secrets(folder / "logins.json", lambda known: _people(known, now)),
     )
@@ -240,9 +245,8 @@ def _budgets(now: datetime) -> None:
             )  # fmt: skip
 
 
-def _tokens(agents: list[tuple[str, str]], now: datetime) -> dict[str, str]:
+def _tokens(agents: list[tuple[str, str]], enrolled: Container[str], now: datetime) -> dict[str, str]:
     """One-time tokens of the agents that have not enrolled."""
-    enrolled = set(Agent.objects.exclude(state=Agent.State.RETIRED).values_list("name", flat=True))
     tokens = {}
     for name, pool in agents:
         if name not in enrolled:

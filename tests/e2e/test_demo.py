@@ -1,5 +1,6 @@
 """The first command a person types: the whole system under traffic, its sums, its ends."""
 
+import shutil
 import signal
 import socket
 import subprocess
@@ -52,6 +53,17 @@ def test_ctrl_c_stops_everything_and_the_next_start_goes_on_with_the_data(demo):
     assert again.finish(180) == 0, again.text() + again.log("summary")
     assert again.summary()["policy"]["revision"] == 2, "a second start pushes nothing when nothing changed"
     assert again.left_behind() == []
+
+
+def test_agents_of_a_database_that_is_gone_enrol_anew(demo):
+    run = demo()
+    run.wait_for(r"Flexband is up")
+    run.stop(signal.SIGINT)
+    for part in ("postgres", "valkey"):
+        shutil.rmtree(run.folder / "var" / part)
+    again = demo()
+    again.wait_for(r"gpu-1-1, gpu-2-1, gpu-3-1 set aside, this database does not know these agents; enrolling anew")
+    again.wait_for(r"Flexband is up")
 
 
 def test_a_port_in_use_is_said_in_one_line_before_anything_starts(tmp_path):
