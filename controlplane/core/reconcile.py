@@ -77,12 +77,16 @@ class MatchKey:
 
 @dataclass(frozen=True, slots=True)
 class CostLine:
-    """Quantity and exact amount in nanos of one book or invoice line; book lines are all usage."""
+    """Quantity and exact amount in nanos of one book or invoice line; book lines are all usage.
+
+    `nanos` is at the exchange rate that the book planned with; `exchange_nanos` is what the invoice's own rate adds.
+    """
 
     key: MatchKey
     quantity: Fraction
     nanos: Fraction
     category: InvoiceCategory = InvoiceCategory.USAGE
+    exchange_nanos: Fraction = Fraction(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +103,7 @@ class MatchedLine:
 
 @dataclass(frozen=True, slots=True)
 class Bridge:
-    """From the book to the invoice: book + price + quantity - unmatched book + unmatched invoice + categories."""
+    """From the book to the invoice: book + price + quantity - unmatched book + unmatched invoice + categories, exchange."""
 
     book_nanos: int
     invoice_nanos: int
@@ -107,6 +111,7 @@ class Bridge:
     unmatched_book_nanos: Mapping[MatchKey, int]
     unmatched_invoice_nanos: Mapping[MatchKey, int]
     category_nanos: Mapping[InvoiceCategory, int]
+    exchange_nanos: int = 0
 
     @property
     def price_variance_nanos(self) -> int:
@@ -121,7 +126,7 @@ class Bridge:
         """What no step of the bridge names; 0 by construction."""
         explained = self.book_nanos + self.price_variance_nanos + self.quantity_variance_nanos
         explained += sum(self.unmatched_invoice_nanos.values()) - sum(self.unmatched_book_nanos.values())
-        return self.invoice_nanos - explained - sum(self.category_nanos.values())
+        return self.invoice_nanos - explained - sum(self.category_nanos.values()) - self.exchange_nanos
 
 
 @dataclass(slots=True)
@@ -151,9 +156,11 @@ def bridge(book: Iterable[CostLine], invoice: Iterable[CostLine]) -> Bridge:
     matched = tuple(_match(key, ours[key], theirs[key]) for key in sorted(ours.keys() & theirs.keys()))
     only_ours = {key: round_half_even(ours[key].nanos) for key in sorted(ours.keys() - theirs.keys())}
     only_theirs = {key: round_half_even(theirs[key].nanos) for key in sorted(theirs.keys() - ours.keys())}
+    exchange_nanos = round_half_even(sum((line.exchange_nanos for line in invoice), Fraction(0)))
     invoice_nanos = sum(round_half_even(entry.nanos) for entry in theirs.values()) + sum(category_nanos.values())
+    invoice_nanos += exchange_nanos
     book_nanos = sum(round_half_even(entry.nanos) for entry in ours.values())
-    return Bridge(book_nanos, invoice_nanos, matched, only_ours, only_theirs, category_nanos)
+    return Bridge(book_nanos, invoice_nanos, matched, only_ours, only_theirs, category_nanos, exchange_nanos)
 
 
 def _match(key: MatchKey, ours: _Sum, theirs: _Sum) -> MatchedLine:
@@ -234,6 +241,7 @@ def heartbeat_coverage(heard_us: Iterable[int], start_us: int, end_us: int, inte
 class EstimateCheck:
     """Estimated against actual of one tenant and class. `bias` = actual / estimated gpu time, None without estimate.
 
+    `estimated_nanos` None: nobody kept an estimate of the charge, so the difference is unknown.
     `admission_factor` is what the bias does to the next estimates: the bias within [0.25, 4].
     """
 
@@ -241,7 +249,7 @@ class EstimateCheck:
     class_: str
     estimated_gpu_us: int
     actual_gpu_us: int
-    estimated_nanos: int
+    estimated_nanos: int | None
     actual_nanos: int
 
     @property
@@ -254,5 +262,7 @@ class EstimateCheck:
         return Fraction(1) if bias is None else min(max(bias, BIAS_MIN), BIAS_MAX)
 
     @property
-    def difference_nanos(self) -> int:
+    def difference_nanos(self) -> int | None:
+        if self.estimated_nanos is None:
+            return None
         return self.actual_nanos - self.estimated_nanos

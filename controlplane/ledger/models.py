@@ -245,3 +245,204 @@ class InvoiceLine(models.Model):
     class Meta:
         constraints = [models.UniqueConstraint(fields=["invoice", "line"], name="invoice_line_once")]
         indexes = [models.Index(fields=["invoice", "category"])]
+
+
+class PoolSku(models.Model):
+    """What a pool's slots are called on the provider's invoice. Empty parts match every invoice line.
+
+    `units_per_slot_hour`: invoiced units that one slot-hour is, such as 2 GPU-hours of a slot on two GPUs.
+    """
+
+    pool = models.OneToOneField(Pool, on_delete=models.PROTECT, primary_key=True, related_name="+")
+    provider = models.CharField(max_length=200, blank=True, default="")
+    account = models.CharField(max_length=200, blank=True, default="")
+    sku = models.CharField(max_length=200)
+    region = models.CharField(max_length=200, blank=True, default="")
+    units_per_slot_hour = models.DecimalField(max_digits=20, decimal_places=10, default=1)
+    updated_at = models.DateTimeField()
+    updated_by = models.CharField(max_length=200)
+    version = models.IntegerField(default=1)
+
+    class Meta:
+        constraints = [models.CheckConstraint(condition=Q(units_per_slot_hour__gt=0), name="pool_sku_units_over_zero")]
+
+
+class PlannedExchangeRate(models.Model):
+    """The rate that the book's prices of a foreign invoice were planned with, from a day on; added, never changed."""
+
+    id = models.AutoField(primary_key=True)
+    currency = models.CharField(max_length=3)
+    effective_from = models.DateField()
+    rate = models.DecimalField(max_digits=30, decimal_places=15)
+    created_at = models.DateTimeField()
+    created_by = models.CharField(max_length=200)
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["currency", "effective_from"], name="planned_rate_day_unique"),
+            models.CheckConstraint(condition=Q(rate__gt=0), name="planned_rate_over_zero"),
+        ]
+
+
+class Period(models.Model):
+    """A month of the billing zone. `version` counts how often it was closed; a month without a row is open."""
+
+    class State(models.TextChoices):
+        OPEN = "open"
+        CLOSED = "closed"
+
+    name = models.CharField(max_length=7, primary_key=True)
+    state = models.CharField(max_length=6, choices=State.choices, default=State.OPEN)
+    version = models.PositiveIntegerField(default=0)
+
+
+class PeriodVersion(models.Model):
+    """One closing of a period: what was checked, why it was closed all the same, what the book said.
+
+    `fingerprint` is the trial balance's. Only `reopened_*` are ever written afterwards, once.
+    """
+
+    id = models.AutoField(primary_key=True)
+    period = models.ForeignKey(Period, on_delete=models.PROTECT, related_name="versions")
+    version = models.PositiveIntegerField()
+    closed_at = models.DateTimeField()
+    closed_by = models.CharField(max_length=200)
+    reason = models.TextField(blank=True, default="")
+    checklist = models.JSONField()
+    methods = models.JSONField(default=list)
+    fingerprint = models.CharField(max_length=64)
+    cost_nanos = models.BigIntegerField()
+    charge_nanos = models.BigIntegerField()
+    reopened_at = models.DateTimeField(null=True, blank=True)
+    reopened_by = models.CharField(max_length=200, blank=True, default="")
+    reopen_reason = models.TextField(blank=True, default="")
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["period", "version"], name="period_version_once")]
+
+
+class PeriodExport(models.Model):
+    """The bytes of one format of one closing, kept as they were made; the database refuses any change."""
+
+    id = models.AutoField(primary_key=True)
+    version = models.ForeignKey(PeriodVersion, on_delete=models.PROTECT, related_name="exports")
+    format = models.CharField(max_length=8)
+    file_name = models.CharField(max_length=100)
+    rows = models.PositiveIntegerField()
+    sha256 = models.CharField(max_length=64)
+    content = models.BinaryField()
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["version", "format"], name="period_export_once")]
+
+
+class StatementIssue(models.Model):
+    """A tenant's statement of one closing: its number has no gap, its lines are those of that instant.
+
+    `supersedes` is the number of the statement of the period's version before.
+    """
+
+    id = models.AutoField(primary_key=True)
+    version = models.ForeignKey(PeriodVersion, on_delete=models.PROTECT, related_name="statements")
+    tenant_slug = models.CharField(max_length=63)
+    number = models.PositiveIntegerField()
+    supersedes = models.PositiveIntegerField(null=True, blank=True)
+    charge_nanos = models.BigIntegerField()
+    cost_nanos = models.BigIntegerField()
+    lines = models.JSONField()
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["tenant_slug", "number"], name="statement_number_once"),
+            models.UniqueConstraint(fields=["version", "tenant_slug"], name="statement_once_a_version"),
+        ]
+
+
+class Proposal(models.Model):
+    """A posting that one person makes and another one checks: an adjustment, a credit note, a variance of the bridge.
+
+    `lines` are `{debit, credit, nanos}` by account code; the event that posts them is known by `event_key`.
+    """
+
+    class Kind(models.TextChoices):
+        ADJUSTMENT = "adjustment"
+        CREDIT_NOTE = "credit_note"
+        VARIANCE = "variance"
+
+    class State(models.TextChoices):
+        PROPOSED = "proposed"
+        POSTED = "posted"
+        REJECTED = "rejected"
+
+    id = models.BigAutoField(primary_key=True)
+    kind = models.CharField(max_length=12, choices=Kind.choices)
+    period = models.CharField(max_length=7)
+    tenant_slug = models.CharField(max_length=63, blank=True, default="")
+    step = models.CharField(max_length=40, blank=True, default="")
+    spread = models.CharField(max_length=12, blank=True, default="")
+    amount_nanos = models.BigIntegerField()
+    lines = models.JSONField()
+    event_key = models.CharField(max_length=200)
+    reason = models.TextField()
+    state = models.CharField(max_length=8, choices=State.choices, default=State.PROPOSED)
+    made_at = models.DateTimeField()
+    made_by = models.CharField(max_length=200)
+    decided_at = models.DateTimeField(null=True, blank=True)
+    decided_by = models.CharField(max_length=200, blank=True, default="")
+    decision_reason = models.TextField(blank=True, default="")
+    event = models.ForeignKey(LedgerEvent, on_delete=models.PROTECT, null=True, blank=True, related_name="+")
+
+    class Meta:
+        constraints = [
+            models.CheckConstraint(condition=~Q(made_by=F("decided_by")), name="proposal_checked_by_another"),
+            models.UniqueConstraint(
+                fields=["event_key"], condition=~Q(state="rejected"), name="proposal_once_while_not_rejected"
+            ),
+        ]
+
+
+class BalanceFold(models.Model):
+    """How far transfers are folded into `BalanceSum`: every transfer up to `through_id` is in a sum. One row, id 1."""
+
+    id = models.SmallIntegerField(primary_key=True, default=1)
+    through_id = models.BigIntegerField(default=0)
+    folded_at = models.DateTimeField(null=True)
+
+
+class BalanceSum(models.Model):
+    """Debits and credits of an account in a period, of the transfers that are folded."""
+
+    account = models.ForeignKey(Account, on_delete=models.PROTECT, related_name="+")
+    period = models.CharField(max_length=7)
+    debit_nanos = models.BigIntegerField()
+    credit_nanos = models.BigIntegerField()
+    debits = models.BigIntegerField()
+    credits = models.BigIntegerField()
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["account", "period"], name="balance_sum_once")]
+
+
+class ExportJob(models.Model):
+    """An export that is made by a worker: asked for, running, done with its bytes, or failed with a sentence."""
+
+    class State(models.TextChoices):
+        WAITING = "waiting"
+        RUNNING = "running"
+        DONE = "done"
+        FAILED = "failed"
+
+    id = models.BigAutoField(primary_key=True)
+    period = models.CharField(max_length=7)
+    format = models.CharField(max_length=8)
+    state = models.CharField(max_length=7, choices=State.choices, default=State.WAITING)
+    rows_done = models.PositiveIntegerField(default=0)
+    rows_total = models.PositiveIntegerField(default=0)
+    asked_at = models.DateTimeField()
+    asked_by = models.CharField(max_length=200)
+    started_at = models.DateTimeField(null=True)
+    ended_at = models.DateTimeField(null=True)
+    problem = models.CharField(max_length=400, blank=True, default="")
+    file_name = models.CharField(max_length=100, blank=True, default="")
+    sha256 = models.CharField(max_length=64, blank=True, default="")
+    content = models.BinaryField(null=True)

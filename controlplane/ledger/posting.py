@@ -14,7 +14,7 @@ from django.db import connection, transaction
 
 from controlplane.core.attribution import PLATFORM
 from controlplane.core.period import Calendar, load_zone, window_at
-from controlplane.ledger.models import Account, LedgerEvent, Transfer
+from controlplane.ledger.models import Account, LedgerEvent, Period, Transfer
 from controlplane.tenants.models import Installation
 
 
@@ -24,6 +24,9 @@ class AccountKind(StrEnum):
     FLEET = "fleet"
     TENANT = "tenant"
     PLATFORM = "platform"
+    PROVIDER = "provider"
+    BILLED = "billed"
+    REVENUE = "revenue"
 
 
 class ConflictingLines(ValueError):
@@ -42,11 +45,17 @@ class AccountRef:
 
     @property
     def code(self) -> str:
-        """Readable and stable: `fleet:<pool>`, `tenant:<slug>:<class>:<line>`, `platform:<class>:<line>`."""
+        """Readable and stable, such as `tenant:<slug>:<class>:<line>`; `account_ref` reads it back."""
         if self.kind is AccountKind.FLEET:
             return f"fleet:{self.pool}"
         if self.kind is AccountKind.PLATFORM:
             return f"platform:{self.class_}:{self.line}"
+        if self.kind is AccountKind.PROVIDER:
+            return f"provider:{self.line}"
+        if self.kind is AccountKind.BILLED:
+            return f"billed:{self.tenant}:{self.class_}"
+        if self.kind is AccountKind.REVENUE:
+            return f"revenue:{self.class_}"
         return f"tenant:{self.tenant}:{self.class_}:{self.line}"
 
 
@@ -60,6 +69,23 @@ def owner_account(tenant: str, class_: str, line: str) -> AccountRef:
     if tenant == PLATFORM:
         return AccountRef(AccountKind.PLATFORM, class_=class_, line=line)
     return AccountRef(AccountKind.TENANT, tenant=tenant, class_=class_, line=line)
+
+
+def account_ref(code: str) -> AccountRef:
+    """The account of a code. Raises ValueError for a text that is none."""
+    kind, _, rest = code.partition(":")
+    parts = rest.split(":")
+    names = {
+        "fleet": ("pool",),
+        "tenant": ("tenant", "class_", "line"),
+        "platform": ("class_", "line"),
+        "provider": ("line",),
+        "billed": ("tenant", "class_"),
+        "revenue": ("class_",),
+    }.get(kind, ())
+    if not names or len(parts) != len(names):
+        raise ValueError(f"{code[:80]!r} is not the code of an account, such as tenant:acme:chat:direct")
+    return AccountRef(AccountKind(kind), **dict(zip(names, parts, strict=True)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +128,8 @@ def post(
 ) -> LedgerEvent:
     """Book an event that happened `at`; the month of the billing zone that holds `at` is its period.
 
+    When that month is closed, the event is an adjustment of the first open month after it and names what it corrects:
+    `corrects`, else the last event of its source.
     The same key with the same lines returns the event that is there. Raises ConflictingLines for the same key with
     other lines, ValueError for a transfer between one and the same account or when no amount is left to move.
     """
@@ -110,8 +138,15 @@ def post(
         raise ValueError(f"event {event_key!r} moves nothing: every amount is zero")
     digest = _digest(kind, moves)
     zone = Installation.objects.values_list("billing_zone", flat=True).get(pk=1)
-    period = period_of(at, zone)
     with transaction.atomic():
+        _hold_periods_open()
+        happened_in = period_of(at, zone)
+        period = open_period(happened_in)
+        if period != happened_in:
+            corrects = (
+                corrects or LedgerEvent.objects.filter(source=source.name).exclude(source="").order_by("id").last()
+            )
+            reason = reason or f"{happened_in} is closed"
         event, created = LedgerEvent.objects.get_or_create(
             key=event_key,
             defaults={
@@ -128,6 +163,30 @@ def post(
             "a correction is an event of its own, under another key"
         )
     return event
+
+
+PERIOD_LOCK = 0x70657269
+"""Posters hold it together, whoever closes a period or reads how far the book goes holds it alone."""
+
+
+def _hold_periods_open() -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_advisory_xact_lock_shared(%s)", [PERIOD_LOCK])
+
+
+def hold_posting() -> None:
+    """Waits for every posting under way and keeps others waiting until the transaction ends."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_advisory_xact_lock(%s)", [PERIOD_LOCK])
+
+
+def open_period(period: str) -> str:
+    """The month itself when it is open, else the first open one after it."""
+    closed = set(Period.objects.filter(name__gte=period, state=Period.State.CLOSED).values_list("name", flat=True))
+    while period in closed:
+        year, month = int(period[:4]), int(period[5:])
+        period = f"{year + month // 12:04d}-{month % 12 + 1:02d}"
+    return period
 
 
 Move = tuple[AccountRef, AccountRef, int]
