@@ -80,7 +80,8 @@ class Pacer:
                 connection.token()
             self.at = (self.at + 1) % len(self.places)
             self.next_s += self.step_s
-        self.loop.call_at(self.next_s, self._step)
+        # Not at an instant: timers of a millisecond would fire before it, again and again.
+        self.loop.call_later(self.STEP_S, self._step)
 
     def join(self, connection: Connection) -> set[Connection]:
         place = random.choice(self.places)
