@@ -20,7 +20,7 @@ from controlplane.fleet.models import Agent, Pool, ServedModel, Slot
 from controlplane.ledger.models import RateCard
 from controlplane.tenants.models import Installation, Tenant
 from controlplane.usage.models import AgentCursor
-from controlplane.wire import signing
+from controlplane.wire import packed, signing
 from controlplane.wire.report import FLAG_STREAMED, Report, UsageRow
 
 TENANTS, POOLS = 200, 8
@@ -139,13 +139,13 @@ def _uuid7(at_us: int, rng: random.Random) -> str:
     return str(uuid.UUID(int=value))
 
 
-def report_request(agent: BenchAgent, rows: list[UsageRow]) -> bytes:
-    """The next report of an agent, signed, as the bytes of an HTTP request."""
+def report_request(agent: BenchAgent, rows: list[UsageRow], lane: str) -> bytes:
+    """The next report of an agent, signed, as the bytes of an HTTP request; `lane` is packed, msgpack or json."""
     agent.seq += 1
     report = Report(
         layout=1, epoch=1, seq=agent.seq, sent_us=time.time_ns() // 1000, revision=0, live_number=0, records=rows
     )
-    body = msgspec.json.encode(report)
+    body, content_type = _encoded(report, lane)
     path = "/agent/v1/report"
     message = signing.request_message(method="POST", path=path, body=body, epoch=1, stamp=agent.seq)
     headers = {
@@ -153,9 +153,19 @@ def report_request(agent: BenchAgent, rows: list[UsageRow]) -> bytes:
         signing.EPOCH_HEADER: "1",
         signing.SEQ_HEADER: str(agent.seq),
         signing.SIGNATURE_HEADER: signing.to_text(signing.sign(agent.key, message)),
-        "content-type": "application/json",
+        "content-type": content_type,
     }
     return request_bytes("POST", path, body, headers)
+
+
+def _encoded(report: Report, lane: str) -> tuple[bytes, str]:
+    if lane == "json":
+        return msgspec.json.encode(report), "application/json"
+    if lane == "msgpack":
+        return msgspec.msgpack.encode(report), "application/msgpack"
+    body = packed.pack(report)
+    assert body is not None
+    return body, packed.CONTENT_TYPE
 
 
 _RENAMED = {"arrived_at": "arrived_us", "ended_at": "ended_us"}

@@ -12,6 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from controlplane.agent.errors import Refused, Unreachable
 from controlplane.wire import signing
+from controlplane.wire.packed import CONTENT_TYPE, FORM, as_json, is_packed
 from controlplane.wire.rekeying import Rekey, Rekeyed
 from controlplane.wire.report import (
     Answer,
@@ -31,7 +32,8 @@ LEASE_TIMEOUT_S = 2.0
 PACK_FROM_BYTES = 8 * 1024
 """Reports of this size and more are sent with gzip."""
 
-UNSUPPORTED_CODING = 415
+UNSUPPORTED = 415
+JSON_TYPE = "application/json"
 
 T = TypeVar("T")
 
@@ -57,6 +59,7 @@ class ControlPlane:
         self.agent = agent
         self._now_us = now_us
         self._packs = True
+        self._takes_rows = True
         self._session: aiohttp.ClientSession | None = None
 
     async def close(self) -> None:
@@ -70,33 +73,52 @@ class ControlPlane:
 
     async def hello(self, hello: Hello) -> Helloed:
         body = msgspec.json.encode(hello)
-        return _decoded((await self._signed("POST", "/agent/v1/hello", body, epoch=0)).body, Helloed)
+        helloed = _decoded((await self._signed("POST", "/agent/v1/hello", body, epoch=0)).body, Helloed)
+        self._takes_rows = FORM in helloed.report_forms
+        return helloed
 
     async def report(self, body: bytes, *, epoch: int, seq: int) -> Answer:
-        """Send the exact bytes of a report, large ones packed; a repeat is answered like the first.
+        """Send the exact bytes of a report, large ones with gzip; a repeat is answered like the first.
 
         `epoch` is the sender's present one, also for reports of an epoch before it: that is what makes it their owner.
-        Whether it was packed makes no difference to what a repeat is: that goes by the bytes inside.
+        Whether gzip was used makes no difference to what a repeat is: that goes by the bytes inside. A report in the
+        packed form is sent as JSON to a control plane that does not take it.
         """
         try:
             taken = await self._report(body, epoch, seq)
         except Refused as refused:
-            if refused.status != UNSUPPORTED_CODING or not self._packs:
+            if refused.status != UNSUPPORTED and refused.code != "unreadable":
                 raise
-            # An older control plane, or something in front of it, wants them plain.
-            self._packs = False
-            taken = await self._report(body, epoch, seq)
+            taken = await self._report_simpler(body, epoch, seq, refused)
         answer = _decoded(taken.body, Answer)
         self.report_key = taken.key
         return answer
 
+    async def _report_simpler(self, body: bytes, epoch: int, seq: int, refused: Refused) -> _Signed:
+        """An older control plane, or something in front of it: first without gzip, then without packed records."""
+        if refused.status == UNSUPPORTED and self._packs and len(body) >= PACK_FROM_BYTES:
+            self._packs = False
+            try:
+                return await self._report(body, epoch, seq)
+            except Refused as again:
+                if again.status != UNSUPPORTED and again.code != "unreadable":
+                    raise
+                refused = again
+        if not is_packed(body) or not self._takes_rows:
+            raise refused
+        self._takes_rows = False
+        return await self._report(body, epoch, seq)
+
     async def _report(self, body: bytes, epoch: int, seq: int) -> _Signed:
-        path = "/agent/v1/report"
+        path, loop = "/agent/v1/report", asyncio.get_running_loop()
+        if is_packed(body) and not self._takes_rows:
+            body = await loop.run_in_executor(None, as_json, body)
+        kind = CONTENT_TYPE if is_packed(body) else JSON_TYPE
         if not self._packs or len(body) < PACK_FROM_BYTES:
-            return await self._signed("POST", path, body, epoch=epoch, seq=seq)
+            return await self._signed("POST", path, body, epoch=epoch, seq=seq, kind=kind)
         # A full report takes tens of milliseconds, without the interpreter's lock.
-        packed = await asyncio.get_running_loop().run_in_executor(None, _packed, body)
-        return await self._signed("POST", path, packed, epoch=epoch, seq=seq, coding="gzip")
+        packed = await loop.run_in_executor(None, _packed, body)
+        return await self._signed("POST", path, packed, epoch=epoch, seq=seq, coding="gzip", kind=kind)
 
     async def lease(self, request: LeaseRequest, *, epoch: int) -> LeaseAnswer:
         body = msgspec.json.encode(request)
@@ -127,14 +149,15 @@ class ControlPlane:
         seq: int | None = None,
         timeout_s: float = CALL_TIMEOUT_S,
         coding: str = "",
+        kind: str = JSON_TYPE,
     ) -> _Signed:
         key, spare = self._key, self.spare_key
         try:
-            return _Signed(await self._sent(method, path, body, epoch, seq, timeout_s, key, coding), key)
+            return _Signed(await self._sent(method, path, body, epoch, seq, timeout_s, key, coding, kind), key)
         except Refused as refused:
             if refused.code != "bad_signature" or spare is None:
                 raise
-            answer = await self._sent(method, path, body, epoch, seq, timeout_s, spare, coding)
+            answer = await self._sent(method, path, body, epoch, seq, timeout_s, spare, coding, kind)
             if key is self._key:
                 self.sign_with(spare)
             return _Signed(answer, spare)
@@ -149,6 +172,7 @@ class ControlPlane:
         timeout_s: float,
         key: Ed25519PrivateKey,
         coding: str,
+        kind: str,
     ) -> bytes:
         stamp = self._now_us() if seq is None else seq
         message = signing.request_message(method=method, path=path, body=body, epoch=epoch, stamp=stamp)
@@ -158,6 +182,8 @@ class ControlPlane:
             signing.TIME_HEADER if seq is None else signing.SEQ_HEADER: str(stamp),
             signing.SIGNATURE_HEADER: signing.to_text(signing.sign(key, message)),
         }
+        if body:
+            headers["content-type"] = kind
         if coding:
             headers["content-encoding"] = coding
         return await self._call(method, path, body, headers, timeout_s)
@@ -169,7 +195,7 @@ class ControlPlane:
             # Proxies of the environment are not used: the control plane is named on the command line.
             self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=4), trust_env=False)
         if body:
-            headers = {**headers, "content-type": "application/json"}
+            headers = {"content-type": JSON_TYPE, **headers}
         timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S)
         try:
             async with self._session.request(

@@ -28,6 +28,7 @@ from controlplane.agent.spool import EpochSpool, StoredReport
 from controlplane.agent.spool_store import SpoolStore
 from controlplane.agent.version import SOFTWARE
 from controlplane.wire import signing
+from controlplane.wire.packed import FORM
 from controlplane.wire.report import Answer, Enrol, Hello
 
 log = logging.getLogger(__name__)
@@ -192,6 +193,7 @@ class Control:
             # What was counted under the epoch so far is told under it, or both epochs would tell it.
             self._cut(before)
         self.engine.start(self.store.begin(helloed.epoch, now_us))
+        self.store.pack_reports(FORM in helloed.report_forms)
         self._cut_us = now_us
         self.on_trust(self.trust)
         self._hello_due = False

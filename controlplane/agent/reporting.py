@@ -18,6 +18,7 @@ from controlplane.agent.policy_state import LiveList, PolicyState
 from controlplane.agent.refusal_log import RefusalLog
 from controlplane.agent.spool import EpochSpool, StoredReport
 from controlplane.core.reasons import Outcome
+from controlplane.wire.packed import pack, read_report
 from controlplane.wire.report import LAYOUT, DecisionSample, ItemDone, LostReports, Report, SlotMeter, SlotUsage
 
 RECORDS_MAX: Final = 8_000
@@ -27,6 +28,12 @@ BODY_BYTES_MAX: Final = 6 * 1024 * 1024
 ROOM_BYTES_MIN: Final = 256 * 1024
 """Room for rows in every report, however large the rest of it is: rows always get on."""
 _encode = msgspec.json.Encoder().encode
+
+
+def _body(spool: EpochSpool, report: Report) -> bytes:
+    """The bytes of a report: its records packed, where the control plane takes that and they fit."""
+    packed = pack(report) if spool.packs and report.records else None
+    return _encode(report) if packed is None else packed
 
 
 @dataclass(frozen=True)
@@ -92,13 +99,13 @@ def _cut_once(engine: Engine, spool: EpochSpool, policy: PolicyState, live: Live
         clock=engine.clock.offset.reading(),
     )
     whole = len(entries) == len(spool.state.closed)
-    body = _encode(report)
+    body = _body(spool, report)
     if len(body) > BODY_BYTES_MAX or (seal and not whole):
         report, samples_left, samples_dropped = _fitted(report, entries, ends, len(body))
         whole = whole and len(report.records) == len(entries) and not samples_left
         report = msgspec.structs.replace(report, seal=seal and whole)
         engine.desk.log.put_back(samples_left, samples_dropped)
-        body = _encode(report)
+        body = _body(spool, report)
     spool.cut(Cut(seq, now_us, len(report.records), report.seal, body))
     return whole
 
@@ -156,7 +163,7 @@ def recut(spool: EpochSpool, stored: StoredReport, now_us: int) -> bool:
     First goes what is only looked at: samples, demand and figures. After that the second half of its rows waits for a
     later report. The number stays: the report was never stored.
     """
-    report = msgspec.json.decode(spool.body_of(stored), type=Report)
+    report = read_report(spool.body_of(stored))
     rest: list[Closed] = []
     lost: list[str] = []
     if report.samples or report.demand or report.figures is not None:
@@ -174,16 +181,16 @@ def recut(spool: EpochSpool, stored: StoredReport, now_us: int) -> bool:
     else:
         return False
     records = min(stored.records, len(report.records))
-    spool.recut(Recut(report.seq, now_us, records, report.seal, _encode(report), rest, lost))
+    spool.recut(Recut(report.seq, now_us, records, report.seal, _body(spool, report), rest, lost))
     return True
 
 
 def name_lost(spool: EpochSpool, stored: StoredReport, first_seq: int, now_us: int) -> None:
     """Make a report say that those from `first_seq` up to it are lost for good. Its number stays."""
-    report = msgspec.json.decode(spool.body_of(stored), type=Report)
+    report = read_report(spool.body_of(stored))
     records = spool.records_lost(first_seq, stored.seq)
     report = msgspec.structs.replace(report, lost=LostReports(first_seq, -1 if records is None else records))
-    spool.recut(Recut(stored.seq, now_us, stored.records, stored.seal, _encode(report), [], []))
+    spool.recut(Recut(stored.seq, now_us, stored.records, stored.seal, _body(spool, report), [], []))
 
 
 def cut_last_report(spool: EpochSpool, now_us: int) -> None:
@@ -215,7 +222,7 @@ def cut_last_report(spool: EpochSpool, now_us: int) -> None:
         report = Report(
             LAYOUT, spool.epoch, state.last_seq + 1, now_us, 0, 0, records=rows, items_done=items_done(entries)
         )
-        spool.cut(Cut(state.last_seq + 1, now_us, len(rows), False, _encode(report)))
+        spool.cut(Cut(state.last_seq + 1, now_us, len(rows), False, _body(spool, report)))
     rows = [entry.row for entry in entries]
     closed_rows = len(rows)
     rows += [
@@ -236,4 +243,4 @@ def cut_last_report(spool: EpochSpool, now_us: int) -> None:
         seal=True,
         items_done=items_done(entries),
     )
-    spool.cut(Cut(seq, now_us, closed_rows, True, _encode(report)))
+    spool.cut(Cut(seq, now_us, closed_rows, True, _body(spool, report)))

@@ -167,6 +167,8 @@ class EpochSpool:
         self.state = state
         self.last_heard_us = now_us
         """When the process that wrote this was last heard of: the end of what it left open."""
+        self.packs = False
+        """Whether reports are cut in the packed form: the control plane said that it takes it."""
         self._segment = segment
         self._path = directory / f"{segment:06d}.log"
         self._buffer: list[bytes] = []

@@ -55,6 +55,11 @@ class SpoolStore:
         self.current = spool
         return spool
 
+    def pack_reports(self, packs: bool) -> None:
+        """From now on reports of every epoch are cut in the packed form, or in JSON."""
+        for spool in self._spools:
+            spool.packs = packs
+
     def tidy(self, now_us: int) -> None:
         """Remove what is accepted and old enough, and keep within the bound."""
         for epoch, spool in list(self.old.items()):

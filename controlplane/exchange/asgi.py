@@ -89,7 +89,8 @@ class ExchangeApplication:
         caller = await self._caller(scope, headers, sent)
         body = _unpacked(sent, headers, limit)
         if name == "report":
-            return await handlers.report(caller, body, hashlib.sha256(body).digest(), received)
+            content_type = headers.get(b"content-type", b"")
+            return await handlers.report(caller, body, hashlib.sha256(body).digest(), received, content_type)
         handler = {"hello": handlers.hello, "lease": handlers.lease, "key": handlers.key}[name]
         return await handler(caller, body)
 

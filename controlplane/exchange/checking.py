@@ -17,7 +17,16 @@ from controlplane.contracts.ingest import is_sound
 from controlplane.exchange.messages import Incoming
 from controlplane.exchange.slot_checking import check_slots, rows_of, sound_keys
 from controlplane.usage.ingest import SetAside, read_slot_minutes
-from controlplane.usage.records import Origin, Records, RecordTuple, UnreadableRows, as_rows, to_columns
+from controlplane.usage.records import (
+    Batch,
+    Origin,
+    PackedRows,
+    Records,
+    RecordTuple,
+    UnreadableRows,
+    as_rows,
+    to_columns,
+)
 from controlplane.usage.rollup_keys import group_by
 from controlplane.usage.validation import MINUTE_US, Bounds, Fault, Known, find_faults
 from controlplane.wire.report import DecisionSample, ObjectiveCount, RefusalCount, SlotMeter, SlotUsage
@@ -55,7 +64,7 @@ class Read:
 
 def read_records(group: Sequence[Incoming]) -> Read:
     """The records of a group as columns."""
-    batches: Batches = [(Origin(i.envelope.agent_id, i.pool_id), i.report.records) for i in group]
+    batches: Batches = [(Origin(i.envelope.agent_id, i.pool_id), i.rows) for i in group]
     try:
         return Read(to_columns(batches))
     except UnreadableRows as unreadable:
@@ -78,7 +87,7 @@ def check_records(group: Sequence[Incoming], read: Read, known: Known, bounds: B
     return checked
 
 
-Batches = list[tuple[Origin, Sequence[RecordTuple]]]
+Batches = list[Batch]
 
 
 def _without(batches: Batches, drop: set[int]) -> tuple[Batches, dict[int, list[RecordTuple]]]:
@@ -86,6 +95,9 @@ def _without(batches: Batches, drop: set[int]) -> tuple[Batches, dict[int, list[
     dropped: dict[int, list[RecordTuple]] = defaultdict(list)
     position = 0
     for at, (origin, rows) in enumerate(batches):
+        if isinstance(rows, PackedRows):
+            kept.append((origin, rows))
+            continue
         good: list[RecordTuple] = []
         for row in rows:
             (dropped[at] if position in drop else good).append(row)

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-import msgspec
 import numpy as np
 from django.conf import settings
 from psycopg import Connection, Cursor
@@ -73,8 +72,8 @@ def commit_as_poisoned(connection: Connection[Any], incoming: Incoming, reason: 
         result = _judged(cursor, [incoming], now)[0]
         if result.verdict is not Verdict.TAKEN:
             return result
-        envelope, records = incoming.envelope, len(incoming.report.records)
-        payload = {"report": _as_json(incoming), "error": reason}
+        envelope, records = incoming.envelope, len(incoming.rows)
+        payload = {"report": incoming.as_json(), "error": reason}
         row = SetAside(envelope.agent_id, envelope.epoch, envelope.seq, "refused_by_database", payload, records)
         ingest.quarantine(cursor, [row], now)
         cursors.advance(cursor, [_step(incoming, 0)], now)
@@ -96,17 +95,12 @@ def _judged(cursor: Cursor[Any], group: Sequence[Incoming], now: datetime) -> li
         if verdict is Verdict.REPEAT:
             repeats.append(key)
         elif verdict is Verdict.CONFLICT:
-            payload = {"report": _as_json(incoming), "digest": envelope.digest.hex()}
-            row = SetAside(*key, envelope.seq, "conflict", payload, len(incoming.report.records))
+            payload = {"report": incoming.as_json(), "digest": envelope.digest.hex()}
+            row = SetAside(*key, envelope.seq, "conflict", payload, len(incoming.rows))
             cursors.keep_conflict(cursor, row, envelope.digest.hex(), now)
     if repeats:
         cursors.count_repeats(cursor, repeats)
     return results
-
-
-def _as_json(incoming: Incoming) -> object:
-    # through JSON, because items hold documents that were left as they came
-    return {**msgspec.json.decode(msgspec.json.encode(incoming.report)), **incoming.impossible}
 
 
 def _step(incoming: Incoming, records: int) -> cursors.Step:

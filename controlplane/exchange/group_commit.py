@@ -176,4 +176,4 @@ def _key(incoming: Incoming) -> tuple[int, int]:
 
 
 def _weight(incoming: Incoming) -> int:
-    return 1 + len(incoming.report.records) + len(incoming.report.items_done)
+    return 1 + len(incoming.rows) + len(incoming.report.items_done)

@@ -26,11 +26,12 @@ from controlplane.exchange.catalogue import catalogue
 from controlplane.exchange.composition import Result
 from controlplane.exchange.database import connection
 from controlplane.exchange.group_commit import GroupCommit, NotStored
-from controlplane.exchange.messages import Incoming, decode, decode_report
+from controlplane.exchange.messages import Incoming, decode, read_report
 from controlplane.exchange.problems import Refusal, Reply
 from controlplane.fleet.models import Slot
 from controlplane.policy.queries import bundle, desired_for, kept_bundle, signing_keys
 from controlplane.usage.cursors import Envelope, Verdict
+from controlplane.wire.packed import FORM, is_packed
 from controlplane.wire.rekeying import Rekey
 from controlplane.wire.report import Enrol, Enrolled, Hello, Helloed, LeaseAnswer, LeaseRequest
 
@@ -101,14 +102,17 @@ class Handlers:
                 interval_ms=interval_ms(flex=flex),
                 server_time_us=to_us(now),
                 broker=settings.AGENT_BROKER_URL,
+                report_forms=[FORM],
             )
         )
 
-    async def report(self, caller: Caller, body: bytes, digest: bytes, received: datetime) -> Reply:
-        if len(body) > _LARGE_BYTES:
-            report = await self.blocking(decode_report, body)
+    async def report(
+        self, caller: Caller, body: bytes, digest: bytes, received: datetime, content_type: bytes = b""
+    ) -> Reply:
+        if len(body) > _LARGE_BYTES and not is_packed(body):
+            report, packed = await self.blocking(read_report, body, content_type)
         else:
-            report = decode_report(body)
+            report, packed = read_report(body, content_type)
         if caller.seq != report.seq or report.seq < 1 or not 0 < report.epoch <= 2**31 - 1:
             raise Refusal("bad_signature", "The signed seq is not the report's seq, or the report has no epoch.")
         if caller.epoch not in (report.epoch, caller.agent.epoch):
@@ -116,7 +120,7 @@ class Handlers:
         report, impossible = bounded(report)
         lost_from = 0 if report.lost is None else report.lost.first_seq
         envelope = Envelope(caller.agent.id, report.epoch, report.seq, digest, caller.epoch, lost_from)
-        incoming = Incoming(envelope, caller.agent.pool_id, report, to_us(received), impossible)
+        incoming = Incoming(envelope, caller.agent.pool_id, report, to_us(received), impossible, packed)
         try:
             result = await self._group_commit.submit(incoming)
             _refuse(result, incoming)

@@ -6,11 +6,12 @@ import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from controlplane.wire.packed import ROW_CODES, Texts, id_text
 from controlplane.wire.report import UsageRow
 
 FIELDS = UsageRow.__struct_fields__
@@ -29,6 +30,11 @@ RecordTuple = tuple[
     int, int, int, int, int, int, int, int, int, int, int, int, int, int, int, int, str,
 ]  # fmt: skip
 """`wire.report.UsageRow` as a tuple, which is what a report of many rows is decoded to."""
+
+_CODE_TYPES = {"h": "<i2", "i": "<i4", "q": "<i8"}
+_PACKED_ROW = np.dtype(
+    [("request_id", "V16"), *((name, _CODE_TYPES[code]) for name, code in zip(INTEGERS, ROW_CODES, strict=True))]
+)
 
 _PG_EPOCH_US = 946_684_800_000_000
 _COPY_HEADER = b"PGCOPY\n\xff\r\n\0" + b"\0" * 8
@@ -107,25 +113,104 @@ class Origin:
     pool_id: int
 
 
-def to_columns(reports: Sequence[tuple[Origin, Sequence[RecordTuple]]]) -> Records:
-    """Columns of the rows of several reports, in order. Raises UnreadableRows when a row fits no column."""
-    rows = [row for _, records in reports for row in records]
-    counts = [len(records) for _, records in reports]
+@dataclass(frozen=True, slots=True)
+class PackedRows:
+    """The records of a packed report (`wire.packed`): `rows` are `count` of fixed width, texts stand where there are
+    any.
+    """
+
+    rows: memoryview
+    count: int
+    texts: Sequence[Texts] = ()
+
+    def __len__(self) -> int:
+        return self.count
+
+
+Rows = Sequence[RecordTuple] | PackedRows
+Batch = tuple[Origin, Rows]
+
+
+def to_columns(reports: Sequence[Batch]) -> Records:
+    """Columns of the rows of several reports; those of one report stand in its order.
+
+    Raises UnreadableRows when a row fits no column; its positions are among the rows that are not packed.
+    """
+    packed = [(at, rows) for at, (_, rows) in enumerate(reports) if isinstance(rows, PackedRows)]
+    plain = [(at, rows) for at, (_, rows) in enumerate(reports) if not isinstance(rows, PackedRows)]
+    if not packed:
+        return _with_origins(reports, _of_tuples(plain))
+    read = _of_packed(packed)
+    if any(rows for _, rows in plain):
+        read = _joined(_of_tuples(plain), read)
+    return _with_origins(reports, read)
+
+
+@dataclass(frozen=True)
+class _ReadRows:
+    """Rows before it is known whose they are: `source` numbers the reports."""
+
+    request_ids: NDArray[np.uint8]
+    integers: Ints
+    jobs: list[str]
+    client_ids: list[str]
+    source: Ints
+
+
+def _with_origins(reports: Sequence[Batch], read: _ReadRows) -> Records:
+    agent_ids = np.array([origin.agent_id for origin, _ in reports], dtype=np.int64)
+    pool_ids = np.array([origin.pool_id for origin, _ in reports], dtype=np.int64)
+    return Records(
+        request_ids=read.request_ids,
+        integers=read.integers,
+        jobs=read.jobs,
+        client_ids=read.client_ids,
+        source=read.source,
+        agent_ids=agent_ids[read.source],
+        pool_ids=pool_ids[read.source],
+        job_ids=np.zeros(len(read.source), dtype=np.int64),
+    )
+
+
+def _joined(first: _ReadRows, second: _ReadRows) -> _ReadRows:
+    return _ReadRows(
+        request_ids=np.concatenate([first.request_ids, second.request_ids]),
+        integers=np.concatenate([first.integers, second.integers], axis=1),
+        jobs=first.jobs + second.jobs,
+        client_ids=first.client_ids + second.client_ids,
+        source=np.concatenate([first.source, second.source]),
+    )
+
+
+def _sources(counted: Sequence[tuple[int, Any]]) -> Ints:
+    numbers = np.array([at for at, _ in counted], dtype=np.int64)
+    return np.repeat(numbers, [len(rows) for _, rows in counted])
+
+
+def _of_packed(batches: Sequence[tuple[int, PackedRows]]) -> _ReadRows:
+    table = np.frombuffer(b"".join([rows.rows for _, rows in batches]), dtype=_PACKED_ROW)
+    integers = np.empty((len(INTEGERS), len(table)), dtype=np.int64)
+    for number, name in enumerate(INTEGERS):
+        integers[number] = table[name]
+    jobs, client_ids = [""] * len(table), [""] * len(table)
+    begin = 0
+    for _, rows in batches:
+        for text in rows.texts:
+            jobs[begin + text.row], client_ids[begin + text.row] = text.job, text.client_request_id
+        begin += rows.count
+    request_ids = np.ascontiguousarray(table["request_id"]).view(np.uint8).reshape(len(table), 16)
+    return _ReadRows(request_ids, integers, jobs, client_ids, _sources(batches))
+
+
+def _of_tuples(batches: Sequence[tuple[int, Sequence[RecordTuple]]]) -> _ReadRows:
+    rows = [row for _, records in batches for row in records]
     try:
         integers = _integers(rows)
         request_ids = _request_ids([row[REQUEST_ID] for row in rows])
     except (struct.error, ValueError):
         raise UnreadableRows([at for at, row in enumerate(rows) if not _is_readable(row)]) from None
-    return Records(
-        request_ids=request_ids,
-        integers=integers,
-        jobs=[row[JOB] for row in rows],
-        client_ids=[row[CLIENT_ID] for row in rows],
-        source=np.repeat(np.arange(len(reports)), counts),
-        agent_ids=np.repeat(np.array([origin.agent_id for origin, _ in reports], dtype=np.int64), counts),
-        pool_ids=np.repeat(np.array([origin.pool_id for origin, _ in reports], dtype=np.int64), counts),
-        job_ids=np.zeros(len(rows), dtype=np.int64),
-    )
+    jobs, client_ids = [row[JOB] for row in rows], [row[CLIENT_ID] for row in rows]
+    return _ReadRows(request_ids, integers, jobs, client_ids, _sources(batches))
 
 
 def _integers(rows: Sequence[RecordTuple]) -> Ints:
@@ -223,9 +308,8 @@ def as_rows(records: Records, chosen: Iterable[int]) -> list[list[object]]:
     rows = []
     for at in chosen:
         numbers = dict(zip(INTEGERS, records.integers[:, at].tolist(), strict=True))
-        text = records.request_ids[at].tobytes().hex()
         given = {
-            "request_id": f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}",
+            "request_id": id_text(records.request_ids[at].tobytes()),
             "job": records.jobs[at],
             "client_request_id": records.client_ids[at],
         }

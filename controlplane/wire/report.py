@@ -56,6 +56,8 @@ class Helloed(Struct, frozen=True):
     interval_ms: int
     server_time_us: int
     broker: str = ""
+    report_forms: list[str] = []
+    """What reports may be sent as besides JSON; see `wire.packed`."""
 
 
 class UsageRow(Struct, array_like=True, frozen=True, gc=False):

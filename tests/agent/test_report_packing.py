@@ -13,10 +13,12 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from controlplane.agent.client import PACK_FROM_BYTES, ControlPlane
-from controlplane.wire import signing
+from controlplane.agent.errors import Refused
+from controlplane.wire import packed, signing
 from controlplane.wire.report import Answer, Problem
 from tests.agent import control_planes as cp
 from tests.agent.wire_client import WireClient, chat_body, post
+from tests.wire.messages import REPORT as REPORT_WITH_ROWS
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 PATH = "/agent/v1/report"
@@ -25,8 +27,10 @@ PATH = "/agent/v1/report"
 class Server:
     """Keeps what it is sent, byte for byte; takes packed bodies or refuses them."""
 
-    def __init__(self, *, takes_packed: bool) -> None:
+    def __init__(self, *, takes_packed: bool, refuses_rows: int = 0) -> None:
         self.takes_packed = takes_packed
+        self.refuses_rows = refuses_rows
+        """The status that packed records are refused with, 0 to take them."""
         self.seen: list[tuple[str, bytes]] = []
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -48,6 +52,8 @@ class Server:
             return 401, msgspec.json.encode(Problem("urn:x", "no", 401, "bad_signature"))
         if coding and not self.takes_packed:
             return 415, msgspec.json.encode(Problem("urn:x", "no", 415, "unreadable", "plain, please"))
+        if self.refuses_rows and not coding and packed.is_packed(body):
+            return self.refuses_rows, msgspec.json.encode(Problem("urn:x", "no", self.refuses_rows, "unreadable"))
         return 200, msgspec.json.encode(Answer(5, False, 0, "", 1000, time.time_ns() // 1000, 1))
 
 
@@ -84,6 +90,26 @@ async def test_a_control_plane_that_wants_them_plain_is_asked_once():
     assert server.seen[1][1] == large
 
 
+@pytest.mark.parametrize("status", [400, 415])
+@pytest.mark.parametrize("takes_gzip", [False, True])
+async def test_packed_records_go_as_json_to_a_control_plane_that_does_not_take_them(status, takes_gzip, monkeypatch):
+    """One that was rolled back after its hello: what is in the spool already is written in JSON on its way."""
+    monkeypatch.setattr("controlplane.agent.client.PACK_FROM_BYTES", 2**20 if takes_gzip else 1)
+    body = packed.pack(REPORT_WITH_ROWS)
+    async with serving(takes_packed=takes_gzip, refuses_rows=status) as (server, client):
+        for _ in range(2):
+            assert (await client.report(body, epoch=3, seq=5)).accepted_through == 5
+    plain = [sent for coding, sent in server.seen if not coding]
+    assert plain == [body, msgspec.json.encode(REPORT_WITH_ROWS), msgspec.json.encode(REPORT_WITH_ROWS)]
+
+
+async def test_a_report_that_is_unreadable_in_json_too_is_refused(monkeypatch):
+    async with serving(takes_packed=True, refuses_rows=400) as (server, client):
+        server.answer = lambda headers, body: (400, msgspec.json.encode(Problem("urn:x", "no", 400, "unreadable")))
+        with pytest.raises(Refused):
+            await client.report(b"{}", epoch=3, seq=5)
+
+
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.slow
 async def test_packed_reports_are_counted_like_others(world, tmp_path, monkeypatch):
@@ -100,6 +126,9 @@ async def test_packed_reports_are_counted_like_others(world, tmp_path, monkeypat
         for _ in range(20):
             assert (await client.ask(post(chat_body(), key=cp.SECRET))).status == 200
         await cp.until(lambda: process.store.records_accepted == 20)
-        assert process.client._packs
+        assert process.client._packs and process.store.current.packs
+        reports = [process.store.current.body_of(report) for report in process.store.current.state.accepted]
+        assert sum(len(packed.read_report(body).records) for body in reports) == 20
+        assert any(packed.is_packed(body) for body in reports)
     assert len(await cp.records()) == 20
     assert await cp.quarantined() == []

@@ -105,7 +105,7 @@ MESSAGES = {
     "enrol": report.Enrol("token", "a2V5", "gpu-1", "flexband-agent/0.1.0", 8, "127.0.0.1:9001"),
     "enrolled": report.Enrolled(UUID, 1, "chat-70b", UUID, {"policy:kid": "a2V5"}, True, "redis://broker"),
     "hello": report.Hello("flexband-agent/0.1.0", "boot", [1, 2], "127.0.0.1:9001"),
-    "helloed": report.Helloed(3, 1, "chat-70b", UUID, {"live:kid": "a2V5"}, {"2": 17}, 1000, 4, "redis://broker"),
+    "helloed": report.Helloed(3, 1, "chat-70b", UUID, {"live:kid": "a2V5"}, {"2": 17}, 1000, 4, "redis://broker", ["packed-1"]),
     "report": REPORT,
     "answer": ANSWER,
     "lease_request": report.LeaseRequest(1, 2, [report.LeaseSpend(3, 4, 5)], 6),
