@@ -112,6 +112,8 @@ class FlexBand:
         """Trips that no report has carried yet."""
         self.any_lent = False
         self.any_draining = False
+        self.places_most = 1
+        """Requests that run at once on the largest of these slots."""
 
     def _load(self) -> dict[str, StoredSlot]:
         try:
@@ -148,6 +150,7 @@ class FlexBand:
         for name, slot in flex.items():
             if name not in self.slots:
                 self.slots[name] = self._restored(name, slot.id)
+        self.places_most = max((slot.places for slot in flex.values()), default=1)
         for name, held in self.slots.items():
             self._host.set_slot_state(name, held.state)
 

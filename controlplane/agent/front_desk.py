@@ -146,7 +146,7 @@ class FrontDesk:
         )
         call.fits_drain = klass.is_batch and fits_loan(
             BatchAttempt(
-                estimate_us=raw_us + (engine.backend.wait_us(call.path) if call.one_shot else 0),
+                stay_us=raw_us * engine.flex.places_most + (engine.backend.wait_us(call.path) if call.one_shot else 0),
                 retry_safe=policy.retry_safe and policy.cancellable,
                 cancels_promptly=engine.backend.cancels_promptly,
                 byte_sent=call.stream,

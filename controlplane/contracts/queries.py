@@ -11,6 +11,7 @@ from django.http import Http404
 
 from controlplane.contracts.models import Contract, ContractVersion, WorkloadClass
 from controlplane.contracts.wording import METRIC_NAMES
+from controlplane.core.flex_policy import leaves_contract_no_room
 from controlplane.fleet.models import Pool
 from controlplane.fleet.served_classes import ServedClass
 from controlplane.tenants.access import member_of
@@ -150,7 +151,11 @@ def room_warnings(pool: Pool, now: datetime) -> list[str]:
         if version is None or version.objective != "latency" or version.metric not in METRICS_WITH_QUEUE:
             continue
         after = 0.0 if version.metric == "queue_wait" else (rest or 0.0)
-        if pool.lend_p95_ms + after >= version.threshold_ms:
+        if leaves_contract_no_room(
+            lend_p95_us=pool.lend_p95_ms * 1_000,
+            rest_of_ttft_us=round(after * 1_000),
+            threshold_us=version.threshold_ms * 1_000,
+        ):
             usual = f" and the usual {after:.0f} ms after the queue" if after else ""
             found.append(
                 f"Contract {standing.contract.slug} promises {METRIC_NAMES[version.metric]} within"

@@ -61,15 +61,6 @@ class DemandEstimate:
         """Prompt tokens by the learnt ratio, where the backend's tokenizer did not answer in time."""
         return math.ceil(prompt_bytes * self.tokens_per_byte)
 
-    def gpu_us(self, rates: WorkRates, prompt_tokens: int, max_output_tokens: int, n: int = 1) -> int:
-        """Estimated GPU time of a request, the tenant's bias included."""
-        output = n * self.output_tokens(max_output_tokens)
-        return round(self.bias * raw_gpu_us(rates, prompt_tokens, output))
-
-    def gpu_us_bound(self, rates: WorkRates, prompt_tokens: int, max_output_tokens: int, n: int = 1) -> int:
-        """The estimate at the bias's upper bound: what has to fit a drain bound."""
-        return math.ceil(BIAS_MAX * raw_gpu_us(rates, prompt_tokens, n * self.output_tokens(max_output_tokens)))
-
     def learn_output(self, output_tokens: int) -> None:
         """Take in the output of a completed request (one choice)."""
         before = self.expected_output

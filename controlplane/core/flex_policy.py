@@ -65,11 +65,6 @@ class FlexPolicy:
         if problems:
             raise ValueError("; ".join(problems))
 
-    @property
-    def home_bound_us(self) -> int:
-        """Longest time until a lent slot is home when the control plane falls silent."""
-        return self.grant_ttl_us + self.drain_bound_us + self.cancel_bound_us
-
 
 _MUST_BE_POSITIVE = ("lend_p95_us", "drain_bound_us", "cancel_bound_us", "grant_ttl_us", "telemetry_stale_us")
 _MUST_NOT_BE_NEGATIVE = (
@@ -159,22 +154,9 @@ class SafeRate:
         return exact(self.entries[-1][1])
 
 
-def safe_rate_at(table: SafeRate, slots: int) -> float:
-    """Safe rate in requests per second for a number of slots that serve interactive."""
-    return float(table.at(slots))
-
-
 def safe_rate_share(table: SafeRate, *, pool_slots: int, own_slots: int) -> float:
     """One agent's part of its pool's safe rate: in proportion to its slots that serve interactive now."""
     if pool_slots <= 0 or own_slots <= 0:
         return 0.0
     return float(table.at(pool_slots) * own_slots / pool_slots)
 
-
-#: The short times of a demonstration, where ten minutes of quiet would be most of the show.
-DEMO_POLICY = FlexPolicy(
-    lend_hold_us=20 * SECOND_US,
-    cooldown_us=15 * SECOND_US,
-    decision_interval_us=5 * SECOND_US,
-    drain_bound_us=10 * SECOND_US,
-)

@@ -11,10 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from controlplane.core.estimate import BIAS_MAX
 from controlplane.core.slot_states import Band
-
-#: The largest ratio of actual to estimated work that a tenant's bias can reach.
-BIAS_MAX = 4
 
 
 class GrantKind(StrEnum):
@@ -265,7 +263,9 @@ def admits_batch(grants: Mapping[str, SlotGrant], slot: str, now_boottime_us: in
 class BatchAttempt:
     """What decides whether a batch request may run on a lent slot."""
 
-    estimate_us: int
+    #: How long it stays by its estimate, without the tenant's bias: its share of the slot's time x the requests that
+    #: run there at once, and what it waits there for others.
+    stay_us: int
     retry_safe: bool
     cancels_promptly: bool
     #: A byte of its response was sent, or will be before it ends, as in a stream.
@@ -273,10 +273,10 @@ class BatchAttempt:
 
 
 def fits_loan(attempt: BatchAttempt, *, drain_bound_us: int) -> bool:
-    """Only work that a recall can end in time: by cancelling it, or because even its worst case fits the bound."""
+    """Only work that a recall can end in time: by cancelling it, or because even its longest stay fits the bound."""
     if attempt.retry_safe and attempt.cancels_promptly and not attempt.byte_sent:
         return True
-    return attempt.estimate_us * BIAS_MAX <= drain_bound_us
+    return attempt.stay_us * BIAS_MAX <= drain_bound_us
 
 
 def must_cancel(held: SlotGrant, *, now_us: int, drain_bound_us: int) -> bool:

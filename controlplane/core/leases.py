@@ -9,12 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Generic
+from typing import Generic
 
 from controlplane.core.money import Key, split_by_counts
 from controlplane.core.reasons import Reason
-
-RECENT_SPEND_S: Final = 60
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from controlplane.core.preemption import choose_victims
 from controlplane.core.queued_request import ENDED, QUEUED, RUNNING, Phase, QueuedRequest
 from controlplane.core.slot_choice import choose_slot, first_to_free, takes
 from controlplane.core.slot_states import SlotState
-from controlplane.core.slots import NO_END_US, UNBOUNDED_KV, ClassKind, Isolation, RunningSlot, SlotSpec, serves
+from controlplane.core.slots import NO_END_US, UNBOUNDED_KV, Isolation, RunningSlot, SlotSpec, serves
 
 MAY_DISPLACE: Final = Overload.CANCEL
 DEFAULT_RESERVE_AFTER_US: Final = 2_000_000
@@ -149,11 +149,6 @@ class Scheduler:
         self._unreserve(request)
         self.classes[request.class_index].withdraw(request)
         return self._ended(request)
-
-    def displace(self, request_id: str | int, now_us: int) -> QueuedRequest:
-        """Drop a queued request in favour of one of higher precedence; its client gets `displaced`."""
-        self._held(request_id, QUEUED)
-        return self.cancel(request_id, now_us)
 
     def requeue(self, request_id: str | int, now_us: int) -> QueuedRequest:
         """A running request was preempted or is retried: to the head of its queue, attempt + 1, same arrival."""
@@ -419,11 +414,6 @@ class Scheduler:
                 newest = queue.newest()
                 return None if newest is None else newest.id
         return None
-
-    def oldest_wait_us(self, kind: ClassKind, now_us: int) -> int:
-        """Present age of the request of that kind that has waited longest; 0 when none waits."""
-        arrivals = [queue.oldest_arrival_us() for queue in self.classes if queue.spec.kind is kind and queue.queued]
-        return max((now_us - at_us for at_us in arrivals if at_us is not None), default=0)
 
     # -- bookkeeping -------------------------------------------------------------------------------------------------
 

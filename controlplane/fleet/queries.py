@@ -191,10 +191,6 @@ class AgentRow:
     grade: str = "unknown"
     word: str = "Unknown"
 
-    @property
-    def drifts(self) -> bool:
-        return self.desired is not None and self.applied != self.desired
-
 
 def agent_rows(rows: Sequence[Agent], now: datetime) -> list[AgentRow]:
     """The agents in the given order, with slots and desired revision in two statements more."""

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 
 from controlplane.contracts.models import ContractVersion, WorkloadClass
+from controlplane.core.flex_policy import leaves_contract_no_room
 from controlplane.fleet.models import Pool, Slot
 from controlplane.policy.compile import Source, allows_model
 
@@ -366,7 +367,11 @@ def _contract_no_room(source: Source, facts: Facts) -> Iterator[Finding]:
                 continue
             measured = facts.rest_of_ttft_ms.get(pool.slug, 0.0)
             rest = 0.0 if version.metric == ContractVersion.Metric.QUEUE_WAIT else measured
-            if pool.lend_p95_ms + rest >= version.threshold_ms:
+            if leaves_contract_no_room(
+                lend_p95_us=pool.lend_p95_ms * 1_000,
+                rest_of_ttft_us=round(rest * 1_000),
+                threshold_us=version.threshold_ms * 1_000,
+            ):
                 yield _warning(
                     Rule.CONTRACT_NO_ROOM,
                     pool.slug,

@@ -100,3 +100,21 @@ async def test_under_declaring_buys_no_capacity(make_agent):
             one.abort()
         await agent.until(lambda: not agent.engine.calls)
     assert waits[1] == pytest.approx(2 * waits[0], rel=0.01)
+
+
+async def test_a_lent_slot_counts_how_long_a_request_stays_beside_others(make_agent):
+    """Its estimate is its share of the slot: beside seven others it stays for eight times that."""
+    unsafe = [worlds.class_policy(), worlds.class_policy("bulk", kind="batch", retry_safe=False)]
+    slots = [worlds.slot(1), worlds.slot(2, "batch"), worlds.slot(3, "flex", places=8)]
+    agent = await make_agent(worlds.document(classes=unsafe, pool={"slots": slots}), speed=1)
+    bound_us = agent.engine.drain_bound_us
+    per_token_us = agent.engine.registry.rates.decode_us_per_token
+    for share, fits in ((0.9, True), (1.1, False)):
+        tokens = int(share * bound_us / 4 / 8 / per_token_us)
+        connection = await WireClient.connect(agent.port)
+        connection.send(post(chat_body(max_tokens=tokens, ignore_eos=True), key=worlds.BATCH_SECRET))
+        await agent.until(lambda: len(agent.engine.calls) == 1)
+        (call,) = agent.engine.calls.values()
+        assert call.fits_drain is fits, (call.raw_gpu_us, bound_us)
+        connection.writer.close()
+        await agent.until(lambda: not agent.engine.calls)

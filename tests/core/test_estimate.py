@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controlplane.core.estimate import BIAS_MAX, BIAS_MIN, DemandEstimate, WorkRates, prompt_tokens_bound
+from controlplane.core.estimate import BIAS_MAX, BIAS_MIN, DemandEstimate, WorkRates, prompt_tokens_bound, raw_gpu_us
 
 RATES = WorkRates(10.0, 100.0)
 
@@ -22,13 +22,12 @@ def test_expected_output_follows_and_is_bounded_by_the_request() -> None:
     assert demand.output_tokens(0) == 0
 
 
-def test_cost_is_prefill_and_decode_times_bias() -> None:
-    demand = DemandEstimate(expected_output=20, alpha=1.0)
-    assert demand.gpu_us(RATES, 1_000, 50) == 12_000
+def test_cost_is_prefill_and_decode_and_the_bias_follows_what_they_were() -> None:
+    demand = DemandEstimate(alpha=1.0)
+    assert raw_gpu_us(RATES, 1_000, 20) == 12_000
+    assert raw_gpu_us(RATES, 1_000, 2 * 20) == 14_000
     demand.learn_gpu_us(12_000, 24_000)
-    assert demand.gpu_us(RATES, 1_000, 50) == 24_000
-    assert demand.gpu_us(RATES, 1_000, 50, n=2) == 28_000
-    assert demand.gpu_us_bound(RATES, 1_000, 50) == 48_000
+    assert demand.bias == 2.0
 
 
 @given(st.lists(st.tuples(st.integers(0, 10**9), st.integers(0, 10**9)), max_size=50), st.floats(0.01, 1))

@@ -10,12 +10,9 @@ from hypothesis import strategies as st
 
 from controlplane.core.flex_demand import required_slots
 from controlplane.core.flex_policy import (
-    DEMO_POLICY,
-    SECOND_US,
     FlexPolicy,
     SafeRate,
     leaves_contract_no_room,
-    safe_rate_at,
     safe_rate_share,
 )
 from controlplane.core.flex_snapshot import BatchJob
@@ -26,7 +23,7 @@ from tests.core.flex_worlds import START_US, TABLE
 def test_safe_rate_is_proportional_then_linear_then_constant(slots, rate):
     table = SafeRate(entries=((6, 18.0), (2, 8.0), (4, 12.0)))
     expected = 15 if slots == 5 else rate
-    assert safe_rate_at(table, slots) == expected
+    assert table.at(slots) == expected
 
 
 def test_an_agents_share_of_the_safe_rate_follows_its_slots():
@@ -44,11 +41,6 @@ def test_required_is_the_largest_over_deadlines(work):
     backlog = [BatchJob(name=str(n), remaining_gpu_us=w, deadline_us=START_US + d) for n, (w, d) in enumerate(work)]
     exact = [sum(w for w, other in work if other <= d) / d for _, d in work]
     assert float(required_slots(backlog, now_us=START_US)) == pytest.approx(max(exact, default=0))
-
-
-def test_the_demonstration_policy_is_sound_and_short():
-    assert (DEMO_POLICY.lend_hold_us, DEMO_POLICY.cooldown_us) == (20 * SECOND_US, 15 * SECOND_US)
-    assert (DEMO_POLICY.decision_interval_us, DEMO_POLICY.drain_bound_us) == (5 * SECOND_US, 10 * SECOND_US)
 
 
 def test_every_problem_of_a_policy_is_named_at_once():

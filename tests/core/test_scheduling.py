@@ -295,10 +295,8 @@ def test_displaceable_is_the_newest_of_strictly_lower_precedence() -> None:
     offer(s, ask("b1", slug="batch"), ask("b2", "z", slug="batch", at=1), ask("c"))
     assert s.displaceable("chat") == "b2"
     assert s.displaceable("batch") is None
-    assert s.displace("b2", 3).phase is Phase.ENDED
+    assert s.cancel("b2", 3).phase is Phase.ENDED
     assert s.displaceable("chat") == "b1"
-    with pytest.raises(ValueError, match="not queued"):
-        s.displace("running", 3)
 
 
 @given(st.integers(0, 10**6))
@@ -366,16 +364,6 @@ def test_cancelling_one_leaves_the_tenants_others_waiting() -> None:
     s.cancel("w3", 4)
     s.set_slot("s0", 5, ready=True)
     assert dispatch(s, 5) == ["w4"]
-
-
-def test_oldest_wait_is_by_kind() -> None:
-    s = scheduler()
-    offer(s, ask("r"))
-    offer(s, ask("c", at=10), ask("b", slug="batch", at=3), now=10)
-    assert s.oldest_wait_us(ClassKind.INTERACTIVE, 25) == 15
-    assert s.oldest_wait_us(ClassKind.BATCH, 25) == 22
-    s.cancel("c", 26)
-    assert s.oldest_wait_us(ClassKind.INTERACTIVE, 99) == 0
 
 
 def test_calls_about_strangers_are_refused() -> None:
