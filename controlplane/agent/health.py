@@ -48,6 +48,7 @@ def health_details(engine: Engine, store: SpoolStore, control: ControlState) -> 
             "waiting_for_lease": sum(len(calls) for calls in engine.desk.waiting.values()),
             "ended": {outcome.value: count for outcome, count in engine.outcomes.items() if count},
         },
+        "items": _items(engine),
         "outage": {
             engine.tenant_slug(tenant_id) or str(tenant_id): {
                 "slice_left_nanos": slices.get(tenant_id, 0),
@@ -95,6 +96,18 @@ def _server(engine: Engine) -> dict[str, Any] | None:
         "figures_failed": watch.failed,
         "restarts": watch.totals.restarts,
     }
+
+
+def _items(engine: Engine) -> dict[str, Any]:
+    """Batch items that are leased to this agent, and what became of earlier ones."""
+    items, slugs = engine.items, {entry.policy.id: slug for slug, entry in engine.registry.classes.items()}
+    by_class: dict[str, dict[str, int]] = {}
+    for (class_id, phase), count in sorted(items.counts().items()):
+        by_class.setdefault(slugs.get(class_id, f"class-{class_id}"), {})[phase.value] = count
+    ended: dict[str, dict[str, int]] = {}
+    for (class_id, outcome), count in sorted(items.done.items()):
+        ended.setdefault(slugs.get(class_id, f"class-{class_id}"), {})[outcome.value] = count
+    return {"held": by_class, "held_bytes": items.held.bytes, "ended": ended, "lapsed": items.lapsed}
 
 
 def _clock(engine: Engine) -> dict[str, Any] | None:

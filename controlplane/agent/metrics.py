@@ -46,6 +46,7 @@ class _Page:
         yield from _requests(engine)
         yield from _latencies(engine, native=self._native)
         yield from _queues(engine)
+        yield from _items(engine)
         yield from _slots(engine)
         yield from _server(engine)
         yield from _spool(self._store)
@@ -220,6 +221,28 @@ def _queues(engine: Engine) -> Iterator[Metric]:
         waits[slug], ttfts[slug] = figures.wait.snapshot(now_us), figures.ttft.snapshot(now_us)
     yield quantiles("flexband_recent_queue_time_seconds", "Time in the queue, last 60 s.", waits)
     yield quantiles("flexband_recent_time_to_first_token_seconds", "Time to first token, last 60 s.", ttfts)
+
+
+def _items(engine: Engine) -> Iterator[Metric]:
+    """Batch items that are leased to this agent."""
+    names, items = _class_names(engine), engine.items
+    yield gauge(
+        "flexband_items_held",
+        "Batch items leased to this agent, by where they are.",
+        [
+            ({"class": names.get(class_id, f"class-{class_id}"), "phase": phase.value}, count)
+            for (class_id, phase), count in items.counts().items()
+        ],
+    )
+    yield counter(
+        "flexband_items_ended_total",
+        "Batch items by how their lease ended here; cancelled_by_drain is handed back unrun.",
+        [
+            ({"class": names.get(class_id, f"class-{class_id}"), "outcome": outcome.value}, count)
+            for (class_id, outcome), count in items.done.items()
+        ],
+    )
+    yield counter("flexband_items_lapsed_total", "Items whose lease ended before they began.", [({}, items.lapsed)])
 
 
 def _slots(engine: Engine) -> Iterator[Metric]:

@@ -1,0 +1,140 @@
+"""Batch items with agents and control plane as they are: leased, run, reported, each with one result and one charge."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import pytest
+from django.utils import timezone
+
+from controlplane.core.batch_items import ItemState
+from controlplane.fleet.models import Agent, Slot
+from controlplane.jobs import batch_actions
+from tests.agent import control_planes as cp
+from tests.agent.item_jobs import account_of, assert_each_once, completed, item_states, job_of, state_of, sweeping
+from tests.agent.test_kill import Process
+from tests.jobs.batches import ADA, empty_items
+
+pytestmark = [pytest.mark.django_db(transaction=True)]
+
+
+@pytest.fixture(autouse=True)
+def files(world, settings, tmp_path):
+    settings.JOB_STORAGE = str(tmp_path / "files")
+    empty_items()
+
+
+async def ready(process) -> None:
+    await cp.until(lambda: process.control.epoch_now())
+    await cp.in_database(cp.push_policy)()
+    await cp.until(lambda: process.engine.ready)
+
+
+async def test_a_job_is_run_to_its_end_and_every_item_is_charged_once(world, tmp_path):
+    token = await cp.in_database(world.token)()
+    async with cp.control_plane() as url:
+        async with cp.running_agent(url, token, tmp_path / "state", "--sim-speed", "20") as process:
+            await ready(process)
+            job = await job_of(world, 300)
+            began = time.perf_counter()
+            await cp.until(lambda: completed(job, 300), 60)
+            print(f"\n  300 items on one agent: {time.perf_counter() - began:.2f} s")
+            assert not process.engine.items.held.by_fence
+            assert not process.engine.calls
+        account = await assert_each_once(job, 300)
+        assert account.free == 0
+        assert (await state_of(job))[0] == "completed"
+    assert await cp.quarantined() == []
+
+
+async def test_a_job_without_a_key_runs_too(world, tmp_path):
+    token = await cp.in_database(world.token)()
+    async with (
+        cp.control_plane() as url,
+        cp.running_agent(url, token, tmp_path / "state", "--sim-speed", "0") as process,
+    ):
+        await ready(process)
+        job = await job_of(world, 20, key=False)
+        await cp.until(lambda: completed(job, 20), 30)
+        await assert_each_once(job, 20)
+    assert await cp.quarantined() == []
+
+
+async def test_kill_of_an_agent_midway_leaves_each_item_one_result_and_one_charge(world, tmp_path):
+    """Two processes share the pool's batch slots; one is killed with items running and results not yet reported."""
+    items = 400
+    async with cp.control_plane() as url, sweeping():
+        one, two = [await start(world, url, tmp_path, name) for name in ("gpu-1", "gpu-2")]
+        await cp.in_database(share_slots)(world)
+        await cp.in_database(cp.push_policy)()
+        for process in (one, two):
+            await cp.until(process.ready, 20)
+        job = await job_of(world, items, ignore_eos=True)
+        began = time.perf_counter()
+        await cp.until(lambda: completed(job, items // 4), 60)
+        held = (await one.health())["items"]
+        await one.end(signal.SIGKILL)
+        killed_s, at_kill = time.perf_counter() - began, (await state_of(job))[1]
+        assert 0 < at_kill < items
+        again = await start(world, url, tmp_path, "gpu-1", token=False)
+        await cp.until(lambda: completed(job, items), 120)
+        took_s = time.perf_counter() - began
+        account = await assert_each_once(job, items)
+        print(
+            f"\n  {items} items on two agents: {took_s:.2f} s; one killed after {killed_s:.2f} s with {at_kill} done, "
+            f"{held} on it; {account.free} records of repeated or lost work"
+        )
+        assert account.free > 0, "what ran at the kill is lost, and nobody pays for it"
+        assert await again.end() == await two.end() == 0
+    assert await cp.quarantined() == []
+
+
+async def start(world, url: str, tmp_path, name: str, *, token: bool = True) -> Process:
+    secret = await cp.in_database(world.token)() if token else ""
+    more = ("--name", name, "--slots", "4", "--sim-speed", "3")
+    process = await Process.start(url, secret, tmp_path / name, *more)
+    await cp.until(lambda: _has_epoch(process))
+    return process
+
+
+async def _has_epoch(process: Process) -> bool:
+    return (await process.health())["epoch"] > 0
+
+
+def share_slots(world) -> None:
+    """Each agent gets every second slot of each band."""
+    agents = list(Agent.objects.order_by("name"))
+    for number, slot in enumerate(world.slots):
+        Slot.objects.filter(pk=slot.pk).update(agent=agents[number % len(agents)])
+
+
+async def test_a_cancelled_job_stops_within_a_report_interval(world, tmp_path):
+    """Waiting items are handed back, running ones are cancelled at the server and closed."""
+    token = await cp.in_database(world.token)()
+    async with (
+        cp.control_plane() as url,
+        cp.running_agent(url, token, tmp_path / "state", "--sim-speed", "0.2") as process,
+    ):
+        await ready(process)
+        job = await job_of(world, 50, ignore_eos=True)
+        engine = process.engine
+        await cp.until(lambda: any(call.running for call in engine.calls.values()))
+        await cp.in_database(cancel_job)(job)
+        began = time.perf_counter()
+        await cp.until(lambda: not engine.items.held.by_fence and not engine.calls, 10)
+        print(f"\n  stopped {time.perf_counter() - began:.2f} s after the cancellation, interval 1 s")
+        assert time.perf_counter() - began < 2.5
+        await cp.until(lambda: nothing_open(job), 10)
+        account = await account_of(job)
+        assert len(account.results) < 50
+    assert await cp.quarantined() == []
+
+
+def cancel_job(job) -> None:
+    batch_actions.cancel_batch(batch_id=job.batch.pk, actor=ADA, reason="wrong file", now=timezone.now())
+
+
+async def nothing_open(job) -> bool:
+    states = await item_states(job)
+    return not states[ItemState.LEASED]
