@@ -90,8 +90,13 @@ def submit_job(
     return Submitted(job, repeated=False)
 
 
-def cancel_job(*, job_uuid: uuid.UUID, actor: Actor, now: datetime, reason: str = "") -> Job:
-    """Ends a job: its items count as backlog no longer. Cancelling a job that ended changes nothing."""
+def cancel_job(
+    *, job_uuid: uuid.UUID, actor: Actor, now: datetime, reason: str = "", noted: dict[str, Any] | None = None
+) -> Job:
+    """Ends a job: its items count as backlog no longer. Cancelling a job that ended changes nothing.
+
+    `noted` goes into the audit log beside what changed: the effect that was shown to who did it.
+    """
     with transaction.atomic():
         job = Job.objects.select_for_update(of=("self",)).select_related("tenant").get(uuid=job_uuid)
         if job.state not in (Job.State.RUNNING, Job.State.IMPORTING):
@@ -106,7 +111,8 @@ def cancel_job(*, job_uuid: uuid.UUID, actor: Actor, now: datetime, reason: str 
         record(
             actor=actor, action="job.cancel", noun="job", object_id=job.uuid, now=now, tenant_slug=job.tenant.slug,
             before={"state": before},
-            after={"state": "cancelled", "items_completed": job.items_completed, "items": job.items}, reason=reason,
+            after={"state": "cancelled", "items_completed": job.items_completed, "items": job.items, **(noted or {})},
+            reason=reason,
         )  # fmt: skip
     return job
 

@@ -329,11 +329,13 @@ FROM picked WHERE i.day = %(day)s AND i.job_id = %(job)s AND i.line = picked.lin
 """
 
 
-def retry_parked(*, job_uuid: uuid.UUID, actor: Actor, now: datetime, reason: str = "") -> int:
+def retry_parked(
+    *, job_uuid: uuid.UUID, actor: Actor, now: datetime, reason: str = "", noted: dict[str, Any] | None = None
+) -> int:
     """Makes the parked items of a job leasable again, as often as a new item may fail; returns how many.
 
-    A job that was completed runs again, and its files are assembled anew when it ends. Raises ValidationError for a
-    job whose parked items are no more.
+    A job that was completed runs again, and its files are assembled anew when it ends. `noted` goes into the audit log
+    beside what changed. Raises ValidationError for a job whose parked items are no more.
     """
     with transaction.atomic():
         job = Job.objects.select_for_update(of=("self",)).select_related("tenant").get(uuid=job_uuid)
@@ -362,13 +364,24 @@ def retry_parked(*, job_uuid: uuid.UUID, actor: Actor, now: datetime, reason: st
         record(
             actor=actor, action="job.retry_parked", noun="job", object_id=job.uuid, now=now,
             tenant_slug=job.tenant.slug, before={"parked": job.items_parked, "state": job.state},
-            after={"parked": job.items_parked - retried, "state": "running"}, reason=reason,
+            after={"parked": job.items_parked - retried, "state": "running", **(noted or {})}, reason=reason,
         )  # fmt: skip
     return retried
 
 
-def extend_deadline(*, job_uuid: uuid.UUID, deadline: datetime, actor: Actor, now: datetime, reason: str = "") -> Job:
-    """Moves the deadline of a running job to a later instant. Raises ValidationError by field."""
+def extend_deadline(
+    *,
+    job_uuid: uuid.UUID,
+    deadline: datetime,
+    actor: Actor,
+    now: datetime,
+    reason: str = "",
+    noted: dict[str, Any] | None = None,
+) -> Job:
+    """Moves the deadline of a running job to a later instant; `noted` goes into the audit log beside what changed.
+
+    Raises ValidationError by field.
+    """
     with transaction.atomic():
         job = Job.objects.select_for_update(of=("self",)).select_related("tenant").get(uuid=job_uuid)
         before = job.deadline
@@ -384,7 +397,8 @@ def extend_deadline(*, job_uuid: uuid.UUID, deadline: datetime, actor: Actor, no
         Batch.objects.filter(job=job).update(deadline=deadline, expires_at=_expires(deadline, now))
         record(
             actor=actor, action="job.extend_deadline", noun="job", object_id=job.uuid, now=now,
-            tenant_slug=job.tenant.slug, before={"deadline": before}, after={"deadline": deadline}, reason=reason,
+            tenant_slug=job.tenant.slug, before={"deadline": before}, after={"deadline": deadline, **(noted or {})},
+            reason=reason,
         )  # fmt: skip
     job.refresh_from_db()
     return job

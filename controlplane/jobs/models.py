@@ -72,6 +72,23 @@ class Job(models.Model):
         ]
 
 
+class JobProgress(models.Model):
+    """The counts of a running job at one instant of a minute; see `jobs.progress`."""
+
+    id = models.BigAutoField(primary_key=True)
+    job = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="progress")
+    minute = models.DateTimeField(db_index=True)
+    at = models.DateTimeField()
+    items_completed = models.PositiveIntegerField()
+    items_failed = models.PositiveIntegerField()
+    items_parked = models.PositiveIntegerField()
+    items_cancelled = models.PositiveIntegerField()
+    gpu_us_done = models.BigIntegerField()
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["job", "minute"], name="one_progress_a_minute")]
+
+
 class StoredFile(models.Model):
     """A file of a tenant: uploaded requests, or the results and errors of a job. Its bytes are in `jobs.storage`.
 

@@ -1,6 +1,7 @@
 """Reading jobs: the door by person, what remains of each, and the backlog that the flex band is judged by."""
 
 import uuid
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from math import isfinite
@@ -203,32 +204,41 @@ class PoolSlack:
 
 def pool_slack(pool: Pool, now: datetime) -> PoolSlack:
     """The arithmetic behind lending, by the same core that decides it; lent slots are read from the ownership books."""
-    pairs = backlog_jobs(pool.pk, now)
-    states = dict(SlotInterval.objects.filter(slot__pool=pool, ended_at__isnull=True).values_list("slot_id", "state"))
-    slots = [
-        FlexSlot(
-            name=slot.name,
-            band=Band(slot.band),
-            state=SlotState.LENT if slot.band == Slot.Band.FLEX and states.get(slot.pk) == "lent" else SlotState.HOME,
+    work = [(us, job.deadline) for job, us in backlog_jobs(pool.pk, now)]
+    return slack_for(work, slots_of([pool.pk]).get(pool.pk, []), now)
+
+
+def slots_of(pool_ids: Iterable[int]) -> dict[int, list[FlexSlot]]:
+    """Pool id -> its observed slots, each lent or at home."""
+    open_spans = SlotInterval.objects.filter(
+        slot__pool__in=list(pool_ids), slot__removed_at__isnull=True, ended_at__isnull=True
+    )
+    found: dict[int, list[FlexSlot]] = {}
+    for span in open_spans.select_related("slot").order_by("slot__name"):
+        lent = span.slot.band == Slot.Band.FLEX and span.state == "lent"
+        state = SlotState.LENT if lent else SlotState.HOME
+        found.setdefault(span.slot.pool_id, []).append(
+            FlexSlot(name=span.slot.name, band=Band(span.slot.band), state=state)
         )
-        for slot in Slot.objects.filter(pool=pool, removed_at__isnull=True).order_by("name")
-        if slot.pk in states
-    ]
+    return found
+
+
+def slack_for(work: Sequence[tuple[int, datetime | None]], slots: Sequence[FlexSlot], now: datetime) -> PoolSlack:
+    """Required, available and slack of (remaining GPU time in us, deadline) over these slots."""
     found = demand(
         [
-            BatchJob(name=str(job.uuid), remaining_gpu_us=us, deadline_us=to_us(job.deadline) if job.deadline else None)
-            for job, us in pairs
+            BatchJob(name=str(number), remaining_gpu_us=us, deadline_us=to_us(deadline) if deadline else None)
+            for number, (us, deadline) in enumerate(work)
         ],
         slots,
         now_us=to_us(now),
         missed_grace_us=int(MISSED_GRACE.total_seconds() * 1_000_000),
     )
-    finite = not found.missed
     return PoolSlack(
-        jobs=len(pairs),
-        backlog_us=sum(us for _, us in pairs),
+        jobs=len(work),
+        backlog_us=sum(us for us, _ in work),
         required=found.required if isfinite(found.required) else None,
         available=found.available,
-        slack=found.slack if finite else None,
+        slack=None if found.missed else found.slack,
         missed=len(found.missed_now),
     )

@@ -3,7 +3,7 @@
 from celery import shared_task
 from django.utils import timezone
 
-from controlplane.jobs import assembly, batch_import, batch_sweep
+from controlplane.jobs import assembly, batch_import, batch_sweep, progress
 from controlplane.jobs.item_sweep import sweep_items
 from controlplane.wakeups.bells import ring_now
 
@@ -32,6 +32,7 @@ def sweep() -> None:
     now = timezone.now()
     batch_sweep.expire(now)
     sweep_items(now)
+    progress.sample(now)
     batch_sweep.end_cancelled_imports(now)
     for batch_id in batch_sweep.to_import():
         ring_now("jobs.import_batch", batch_id=batch_id)
@@ -45,3 +46,4 @@ def retention() -> None:
     now = timezone.now()
     batch_sweep.erase_files(now)
     batch_sweep.purge_rows(now)
+    progress.purge(now)

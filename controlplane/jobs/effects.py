@@ -1,0 +1,115 @@
+"""What an action on a job would do to the slack of its pool, before it is done; and what was measured afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from django.apps import apps
+
+from controlplane.audit.models import AuditEntry
+from controlplane.jobs import queries
+from controlplane.jobs.batch_actions import RETRIES_MOST
+from controlplane.jobs.models import Job
+from controlplane.jobs.queries import PoolSlack
+
+ACTS: Final = {
+    "job.cancel": "Cancelled",
+    "job.retry_parked": "Parked items tried again",
+    "job.extend_deadline": "Deadline extended",
+}
+ACTS_SHOWN: Final = 5
+MEASURED_AFTER: Final = timedelta(seconds=30)
+MEASURED_BEFORE: Final = timedelta(minutes=3)
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """The pool's demand now and as it would be; `items` are those that the action moves."""
+
+    before: PoolSlack
+    after: PoolSlack
+    items: int
+
+    def noted(self) -> dict[str, Any]:
+        """What the audit log keeps of it, to compare with what is measured later."""
+        return {"slack_before": self.before.slack, "slack_expected": self.after.slack}
+
+
+def of_cancel(job: Job, now: datetime) -> Effect:
+    """Its items count as backlog no longer."""
+    return _effect(job, 0, job.deadline, queries.unfinished_items(job), now)
+
+
+def of_retry(job: Job, now: datetime) -> Effect:
+    """Its parked items are to be done again, as far as one action takes them."""
+    items = min(job.items_parked, RETRIES_MOST)
+    again_us = items * queries.estimate_of(job, job.pool).gpu_us_per_item
+    return _effect(job, queries.remaining_gpu_us(job, job.pool) + again_us, job.deadline, items, now)
+
+
+def of_extension(job: Job, deadline: datetime, now: datetime) -> Effect:
+    """The same work, due later."""
+    remaining_us = queries.remaining_gpu_us(job, job.pool)
+    return _effect(job, remaining_us, deadline, queries.unfinished_items(job), now)
+
+
+def _effect(job: Job, remaining_us: int, deadline: datetime | None, items: int, now: datetime) -> Effect:
+    pairs = queries.backlog_jobs(job.pool_id, now)
+    slots = queries.slots_of([job.pool_id]).get(job.pool_id, [])
+    others = [(us, other.deadline) for other, us in pairs if other.pk != job.pk]
+    changed = [*others, (remaining_us, deadline)] if remaining_us else others
+    return Effect(
+        before=queries.slack_for([(us, other.deadline) for other, us in pairs], slots, now),
+        after=queries.slack_for(changed, slots, now),
+        items=items,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    """An action that was taken on a job, with the slack that was expected of it and the one measured afterwards.
+
+    None is a slack that nobody measured, or that has no number.
+    """
+
+    what: str
+    entry: AuditEntry
+    before: float | None
+    expected: float | None
+    measured: float | None
+    measured_at: datetime | None
+    known: bool
+
+
+def acts_on(job: Job) -> list[Act]:
+    """The last actions on a job, newest first."""
+    rows = AuditEntry.objects.filter(noun="job", object_id=str(job.uuid), action__in=list(ACTS))
+    return [_act(job, entry) for entry in rows.order_by("-id")[:ACTS_SHOWN]]
+
+
+def _act(job: Job, entry: AuditEntry) -> Act:
+    noted: Mapping[str, Any] = entry.after or {}
+    at, slack = _measured(job.pool_id, entry.at)
+    return Act(
+        what=ACTS[entry.action],
+        entry=entry,
+        before=noted.get("slack_before"),
+        expected=noted.get("slack_expected"),
+        measured=slack,
+        measured_at=at,
+        known="slack_expected" in noted,
+    )
+
+
+def _measured(pool_id: int, at: datetime) -> tuple[datetime | None, float | None]:
+    """What the controller saw about a minute later. Its samples belong to an app above this one, so they are asked for
+    by name, like a foreign key.
+    """
+    rows = apps.get_model("flex", "PoolSample").objects.filter(
+        pool_id=pool_id, at__gte=at + MEASURED_AFTER, at__lte=at + MEASURED_BEFORE
+    )
+    found = rows.order_by("at").values_list("at", "slack").first()
+    return found or (None, None)
