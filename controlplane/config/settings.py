@@ -185,6 +185,8 @@ CELERY_BEAT_SCHEDULE = {
     "partitions-ahead": {"task": "usage.create_partitions", "schedule": 3_600.0},
     "fold-rollups": {"task": "usage.fold", "schedule": 15.0},
     "attribute-open-hours": {"task": "ledger.attribute_open", "schedule": 60.0},
+    "settle-closed-months": {"task": "ledger.settle_closed", "schedule": 600.0},
+    "sweep-exports": {"task": "ledger.sweep_exports", "schedule": 60.0},
     "sweep-rollouts": {"task": "policy.sweep", "schedule": 5.0},
     "sweep-leases": {"task": "budgets.sweep", "schedule": 30.0},
     "sweep-jobs": {"task": "jobs.sweep", "schedule": 5.0},

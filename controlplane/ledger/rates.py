@@ -14,9 +14,11 @@ from django.db import transaction
 from controlplane.audit.actions import changes, record
 from controlplane.audit.actors import Actor
 from controlplane.audit.reasons import checked_reason
+from controlplane.core.period import load_zone, parse_period
 from controlplane.fleet.models import Pool, ServedModel
-from controlplane.ledger.models import CostRate, RateCard
+from controlplane.ledger.models import CostRate, Period, RateCard
 from controlplane.tenants.actions import Stale
+from controlplane.tenants.models import Installation
 
 PPM = 1_000_000
 # A thousand million currency units an hour or a million tokens: more is a slip of the keyboard.
@@ -48,6 +50,7 @@ def add_cost_rate(
     _check_price("nanos_per_slot_hour", nanos_per_slot_hour)
     starts = effective_from or now
     with transaction.atomic():
+        _check_open(starts)
         pool = Pool.objects.select_for_update(of=("self",)).filter(slug=pool_slug).first()
         if pool is None:
             raise ValidationError({"pool": f"There is no pool {pool_slug!r}. Choose one of the list."})
@@ -66,6 +69,16 @@ def add_cost_rate(
             after={"nanos_per_slot_hour": nanos_per_slot_hour, "effective_from": starts}, reason=reason,
         )  # fmt: skip
     return row
+
+
+def _check_open(starts: datetime) -> None:
+    """A price never moves a closed month: its hours keep the rates that it was closed with."""
+    zone = load_zone(Installation.objects.values_list("billing_zone", flat=True).get(pk=1))
+    closed = Period.objects.filter(state=Period.State.CLOSED).order_by("-name").values_list("name", flat=True).first()
+    if closed is not None and starts < parse_period(zone, closed).end:
+        raise ValidationError(
+            {"effective_from": f"{closed} is closed. Choose an instant after it, or have the month reopened first."}
+        )
 
 
 def add_rate_card(

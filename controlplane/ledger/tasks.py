@@ -3,6 +3,8 @@
 from celery import shared_task
 from django.utils import timezone
 
+from controlplane.ledger.exports import run_export, waiting_exports
+from controlplane.ledger.periods import settle_closed
 from controlplane.ledger.settling import attribute_open as attribute_open_hours
 from controlplane.tenants.models import Installation
 
@@ -23,3 +25,24 @@ def attribute_open() -> int:
     if settled.failed:
         raise NotAttributed(", ".join(settled.failed))
     return settled.changed
+
+
+@shared_task(name="ledger.settle_closed", ignore_result=True)
+def settle_closed_months() -> int:
+    """Late usage of closed months becomes adjustments of the open one; returns how many events were posted."""
+    if not Installation.objects.filter(pk=1).exists():
+        return 0
+    return len(settle_closed(timezone.now()))
+
+
+@shared_task(name="ledger.export", ignore_result=True)
+def make_export(job_id: int) -> bool:
+    """Makes one export that is asked for; a doubled message does nothing."""
+    return run_export(job_id, now=timezone.now())
+
+
+@shared_task(name="ledger.sweep_exports", ignore_result=True)
+def sweep_exports() -> int:
+    """Exports whose message or worker was lost, and the end of old ones; returns how many were taken up."""
+    now = timezone.now()
+    return sum(run_export(job_id, now=now) for job_id in waiting_exports(now))

@@ -1,0 +1,164 @@
+"""What has to be in order before a month is closed; what is not needs a written reason."""
+
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any
+
+from django.db import connection
+
+from controlplane.core.money import format_nanos
+from controlplane.core.period import Window
+from controlplane.ledger.models import Proposal
+from controlplane.ledger.queries import checks
+from controlplane.ledger.reconciliation import Reconciliation, reconcile
+from controlplane.usage.models import Quarantine, RollupDelta
+
+OK, RISK, BAD, UNKNOWN = "ok", "risk", "bad", "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One line of the checklist: `state` is ok, or what it is instead; `word` says how many, `text` what to do."""
+
+    name: str
+    title: str
+    state: str
+    word: str
+    text: str
+
+    @property
+    def held(self) -> bool:
+        return self.state == OK
+
+
+@dataclass(frozen=True, slots=True)
+class Checklist:
+    """All checks of a month, with the reconciliation they were read from."""
+
+    checks: tuple[Check, ...]
+    reconciliation: Reconciliation
+
+    @property
+    def open(self) -> tuple[Check, ...]:
+        return tuple(check for check in self.checks if not check.held)
+
+    def to_json(self) -> list[dict[str, Any]]:
+        return [asdict(check) for check in self.checks]
+
+
+def checklist(period: str, *, now: datetime) -> Checklist:
+    """Checks of a month up to now. Raises ValueError for a text that is no month."""
+    found = reconcile(period, now=now)
+    window = found.window
+    return Checklist(
+        (
+            _gaps(found), _unknown(found), _quarantine(window), _behind(window), *_attribution(window),
+            _unreconciled(found), _residual(found), _proposals(period),
+        ),
+        found,
+    )  # fmt: skip
+
+
+def _gaps(found: Reconciliation) -> Check:
+    gaps = found.meters.gaps
+    if not gaps:
+        return Check("gaps", "Gaps in agents’ reports", OK, "0", "Every report arrived.")
+    first = gaps[0]
+    more = f" and {len(gaps) - 1} more" if len(gaps) > 1 else ""
+    text = f"{first.agent}: reports {first.first_seq:,} to {first.last_seq:,} are missing{more}."
+    text += " Their time costs as unobserved."
+    return Check("gaps", "Gaps in agents’ reports", RISK, _many(len(gaps), "gap"), text)
+
+
+def _unknown(found: Reconciliation) -> Check:
+    meters = found.meters
+    title = "Requests against meters"
+    if meters.differs:
+        text = f"{meters.differs:,} slot-minutes differ, {meters.unknown:,} were not seen."
+        return Check("meters", title, RISK, f"{meters.differs:,} differ", text)
+    if meters.unknown:
+        text = f"{meters.unknown:,} of {meters.minutes:,} slot-minutes were not seen: unknown, not idle."
+        return Check("meters", title, UNKNOWN, f"{meters.unknown:,} unknown", text)
+    return Check("meters", title, OK, f"{meters.agree:,} agree", "Use by requests adds up to the busy meters.")
+
+
+def _quarantine(window: Window) -> Check:
+    rows = Quarantine.objects.filter(at__gte=window.start, at__lt=window.end, resolved_at=None)
+    count = sum(rows.values_list("records", flat=True))
+    if not count and not rows.exists():
+        return Check("quarantine", "Quarantine", OK, "0", "Nothing is set aside.")
+    return Check("quarantine", "Quarantine", RISK, _many(count, "record"), "Set aside and in no total. Decide on them.")
+
+
+def _behind(window: Window) -> Check:
+    waiting = RollupDelta.objects.filter(minute__gte=window.start, minute__lt=window.end).count()
+    title = "Usage not folded"
+    if waiting:
+        text = "Received usage waits to be folded: the worker is behind. Sums include it; look at the worker first."
+        return Check("behind", title, RISK, f"{waiting:,} waiting", text)
+    return Check("behind", title, OK, "0", "Everything received is folded.")
+
+
+_MISSING_HOURS = """
+SELECT count(*) FROM (
+    SELECT DISTINCT s.pool_id, h.at FROM fleet_slottenure t JOIN fleet_slot s ON s.id = t.slot_id
+    CROSS JOIN LATERAL generate_series(
+        date_trunc('hour', greatest(t.started_at, %(since)s), 'UTC'),
+        least(coalesce(t.ended_at, %(until)s), %(until)s) - interval '1 us', interval '1 hour') AS h (at)
+    WHERE t.started_at < %(until)s AND (t.ended_at IS NULL OR t.ended_at > %(since)s)
+) due
+WHERE NOT EXISTS (
+    SELECT FROM ledger_attributioninterval i
+    WHERE i.pool_id = due.pool_id AND i.starts_at >= due.at AND i.starts_at < due.at + interval '1 hour'
+)
+"""
+
+
+def _attribution(window: Window) -> tuple[Check, Check]:
+    found = checks(window)
+    with connection.cursor() as cursor:
+        cursor.execute(_MISSING_HOURS, {"since": window.start, "until": window.end})
+        missing = int(cursor.fetchone()[0])
+    unposted = missing + found.open_intervals
+    title = "Unposted pool hours"
+    if found.intervals_nanos != found.ledger_nanos:
+        text = f"Pool hours say {format_nanos(found.intervals_nanos)}, the ledger {format_nanos(found.ledger_nanos)}."
+        posted = Check("unposted", title, BAD, "Sums disagree", f"{text} Run attribution for this month.")
+    elif unposted:
+        text = "Hours without attribution, or not complete. Run attribution for this month."
+        posted = Check("unposted", title, RISK, _many(unposted, "hour"), text)
+    else:
+        posted = Check("unposted", title, OK, "0", f"{found.intervals:,} pool hours are in the ledger.")
+    hours = found.unpriced_us / 3_600_000_000
+    text = "Slot time without a rate has no known cost. Add a cost rate that begins early enough."
+    priced = Check("unpriced", "Unpriced time", OK, "0", "All slot time has a rate.")
+    if found.unpriced_us:
+        priced = Check("unpriced", "Unpriced time", UNKNOWN, f"{hours:,.1f} slot-hours", text)
+    return posted, priced
+
+
+def _unreconciled(found: Reconciliation) -> Check:
+    title = "Unreconciled"
+    if not found.bridge.invoices:
+        return Check("unreconciled", title, UNKNOWN, "No invoice", "No invoice of this month is imported.")
+    left, tolerance = format_nanos(abs(found.open_nanos)), format_nanos(found.tolerance_nanos)
+    text = f"{left} {found.currency} of variance is not booked; {tolerance} are tolerated."
+    return Check("unreconciled", title, OK if found.within_tolerance else RISK, left, text)
+
+
+def _residual(found: Reconciliation) -> Check:
+    left = format_nanos(found.bridge.unexplained_nanos)
+    if found.bridge.closes:
+        return Check("bridge", "Bridge", OK, f"Residual {left}", "Every step adds up to the invoice.")
+    return Check("bridge", "Bridge", BAD, f"Residual {left}", "No step names this amount. Report it.")
+
+
+def _proposals(period: str) -> Check:
+    waiting = Proposal.objects.filter(period=period, state=Proposal.State.PROPOSED).count()
+    if waiting:
+        return Check("proposals", "Proposals", RISK, _many(waiting, "proposal"), "Approve or reject them first.")
+    return Check("proposals", "Proposals", OK, "0", "Nothing waits for a second person.")
+
+
+def _many(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")
