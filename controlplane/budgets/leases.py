@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from uuid import UUID
 
 from controlplane.budgets.windows import WindowRow, budgets_of, until_end, windows_at
 from controlplane.core.leases import BudgetWindow, lease_size
@@ -98,7 +99,7 @@ def _lock_held(cursor: SqlCursor, asking: Asking) -> None:
     # before the windows, as in `settle`, so that the two never wait for each other in a circle
     cursor.execute(
         "SELECT id FROM budgets_lease WHERE agent_id = %s AND epoch = %s AND tenant_id = %s AND state = 'open'"
-        " ORDER BY id FOR UPDATE",
+        " AND job IS NULL ORDER BY id FOR UPDATE",
         (asking.agent_id, asking.epoch, asking.tenant_id),
     )
 
@@ -114,7 +115,7 @@ def _held(cursor: SqlCursor, asking: Asking, windows: Sequence[WindowRow], now: 
         SELECT l.id, l.amount_nanos, l.expires_at, l.amount_nanos - l.spent_nanos - l.reserved_nanos
         FROM budgets_lease l
         WHERE l.agent_id = %s AND l.epoch = %s AND l.tenant_id = %s AND l.state = 'open' AND NOT l.outage
-          AND l.expires_at >= %s
+          AND l.job IS NULL AND l.expires_at >= %s
           AND ARRAY(SELECT w.window_id FROM budgets_leasewindow w WHERE w.lease_id = l.id ORDER BY w.window_id)
               = %s::bigint[]
         ORDER BY l.id
@@ -176,6 +177,7 @@ def _recent_spend(cursor: SqlCursor, asking: Asking, now: datetime) -> int:
         """
         SELECT coalesce(sum(spent_nanos + reserved_nanos), 0), min(granted_at) FROM budgets_lease
         WHERE agent_id = %s AND epoch = %s AND tenant_id = %s AND granted_at > %s AND NOT outage
+          AND job IS NULL
         """,
         (asking.agent_id, asking.epoch, asking.tenant_id, now - LEASE_LIFE),
     )
@@ -226,7 +228,7 @@ def open_leases(cursor: SqlCursor, agents: Iterable[tuple[int, int]]) -> dict[in
     pairs = sorted(set(agents))
     cursor.execute(
         """
-        SELECT l.agent_id, l.id, l.tenant_id, l.amount_nanos, l.expires_at, l.outage
+        SELECT l.agent_id, l.id, l.tenant_id, l.amount_nanos, l.expires_at, l.outage, coalesce(l.job::text, '')
         FROM budgets_lease l
         JOIN unnest(%s::int[], %s::int[]) AS a (agent_id, epoch) ON l.agent_id = a.agent_id AND l.epoch = a.epoch
         WHERE l.state = 'open' ORDER BY l.id
@@ -234,8 +236,8 @@ def open_leases(cursor: SqlCursor, agents: Iterable[tuple[int, int]]) -> dict[in
         ([agent_id for agent_id, _ in pairs], [epoch for _, epoch in pairs]),
     )
     found: dict[int, list[Lease]] = defaultdict(list)
-    for agent_id, lease_id, tenant_id, amount_nanos, expires_at, outage in cursor.fetchall():
-        found[agent_id].append(Lease(lease_id, tenant_id, amount_nanos, to_us(expires_at), outage))
+    for agent_id, lease_id, tenant_id, amount_nanos, expires_at, outage, job in cursor.fetchall():
+        found[agent_id].append(Lease(lease_id, tenant_id, amount_nanos, to_us(expires_at), outage, job))
     return found
 
 
@@ -250,7 +252,7 @@ def running_low(cursor: SqlCursor, agents: Iterable[tuple[int, int]], now: datet
         SELECT l.agent_id, l.epoch, l.tenant_id, max(l.need_nanos)
         FROM budgets_lease l
         JOIN unnest(%s::int[], %s::int[]) AS a (agent_id, epoch) ON l.agent_id = a.agent_id AND l.epoch = a.epoch
-        WHERE l.state = 'open' AND NOT l.outage
+        WHERE l.state = 'open' AND NOT l.outage AND l.job IS NULL
         GROUP BY l.agent_id, l.epoch, l.tenant_id
         HAVING sum(l.spent_nanos + l.reserved_nanos) > 0
            AND 2 * coalesce(sum(l.amount_nanos - l.spent_nanos - l.reserved_nanos) FILTER (WHERE l.expires_at > %s), 0)
@@ -292,8 +294,8 @@ def settle(
     """Moves what leases spent from leased to settled, and closes those that are over.
 
     A lease is over when it ended with nothing reserved, or when its epoch is among `sealed`, (agent id, epoch) pairs:
-    what it did not spend goes back. Spends are totals: a repeat changes nothing and an older total never lowers a newer
-    one. Locks the leases, then their windows, each once and in id order.
+    what it did not spend goes back, to its job's reservation where there is one. Spends are totals: a repeat changes
+    nothing and an older total never lowers a newer one. Locks reservations, leases, windows, each once, in id order.
     """
     said = {spend.lease_id: (report, spend) for report in reports for spend in report.spends}
     closing = set(sealed)
@@ -301,6 +303,7 @@ def settle(
         return []
     changes: list[_Change] = []
     overspent: list[Overspent] = []
+    reserved_jobs = _lock_reservations(cursor, said, closing)
     for row in _lock_leases(cursor, said, closing):
         report, spend = said.get(row.lease_id, (None, None))
         total, reserved, ended = row.spent_nanos, row.reserved_nanos, False
@@ -311,9 +314,9 @@ def settle(
             reserved = max(0, spend.reserved_nanos)
             ended = report.sent_us > to_us(row.expires_at) and not reserved
         closes = ended or (row.agent_id, row.epoch) in closing
-        changes.append(
-            _Change(row.lease_id, total, total - row.spent_nanos, row.amount_nanos - total, reserved, closes)
-        )
+        rest = row.amount_nanos - total
+        back_to = reserved_jobs.get(row.job) if closes and row.job is not None else None
+        changes.append(_Change(row.lease_id, total, total - row.spent_nanos, rest, reserved, closes, back_to))
     _apply(cursor, changes, now)
     return overspent
 
@@ -332,14 +335,39 @@ class _Locked:
     spent_nanos: int
     reserved_nanos: int
     expires_at: datetime
+    job: UUID | None
+
+
+def _lock_reservations(
+    cursor: SqlCursor, lease_ids: Iterable[int], epochs: Iterable[tuple[int, int]]
+) -> dict[UUID, int]:
+    """The open reservations of jobs that these leases are of, locked: job -> its lease id."""
+    pairs = sorted(epochs)
+    cursor.execute(
+        """
+        SELECT DISTINCT job FROM budgets_lease
+        WHERE state = 'open' AND job IS NOT NULL AND agent_id IS NOT NULL
+          AND (id = ANY(%s) OR (agent_id, epoch) IN (SELECT * FROM unnest(%s::int[], %s::int[])))
+        """,
+        (sorted(lease_ids), [agent_id for agent_id, _ in pairs], [epoch for _, epoch in pairs]),
+    )
+    jobs = [job for (job,) in cursor.fetchall()]
+    if not jobs:
+        return {}
+    cursor.execute(
+        "SELECT job, id FROM budgets_lease WHERE job = ANY(%s) AND agent_id IS NULL AND state = 'open'"
+        " ORDER BY id FOR UPDATE",
+        (jobs,),
+    )
+    return dict(cursor.fetchall())
 
 
 def _lock_leases(cursor: SqlCursor, lease_ids: Iterable[int], epochs: Iterable[tuple[int, int]]) -> list[_Locked]:
     pairs = sorted(epochs)
     cursor.execute(
         """
-        SELECT id, agent_id, epoch, amount_nanos, spent_nanos, reserved_nanos, expires_at FROM budgets_lease
-        WHERE state = 'open'
+        SELECT id, agent_id, epoch, amount_nanos, spent_nanos, reserved_nanos, expires_at, job FROM budgets_lease
+        WHERE state = 'open' AND agent_id IS NOT NULL
           AND (id = ANY(%s) OR (agent_id, epoch) IN (SELECT * FROM unnest(%s::int[], %s::int[])))
         ORDER BY id FOR UPDATE
         """,
@@ -356,6 +384,8 @@ class _Change:
     rest_nanos: int
     reserved_nanos: int
     closes: bool
+    back_to: int | None
+    """The reservation that gets the rest; None is its windows."""
 
 
 def _apply(cursor: SqlCursor, changes: Sequence[_Change], now: datetime) -> None:
@@ -366,6 +396,7 @@ def _apply(cursor: SqlCursor, changes: Sequence[_Change], now: datetime) -> None
         ([change.lease_id for change in changes],),
     )
     _move(cursor, changes, cursor.fetchall())
+    _give_back(cursor, changes)
     cursor.execute(
         """
         UPDATE budgets_lease l SET spent_nanos = r.spent, reserved_nanos = r.reserved,
@@ -390,7 +421,9 @@ def _move(cursor: SqlCursor, changes: Sequence[_Change], pairs: Sequence[tuple[i
     for lease_id, window_id in pairs:
         change = by_lease[lease_id]
         moves[window_id][0] += change.settled_nanos
-        moves[window_id][1] += change.settled_nanos + (change.rest_nanos if change.closes else 0)
+        moves[window_id][1] += change.settled_nanos + (
+            change.rest_nanos if change.closes and change.back_to is None else 0
+        )
     moved = [(window_id, *amounts) for window_id, amounts in sorted(moves.items()) if any(amounts)]
     if not moved:
         return
@@ -404,3 +437,17 @@ def _move(cursor: SqlCursor, changes: Sequence[_Change], pairs: Sequence[tuple[i
         """,
         (ids, [row[1] for row in moved], [row[2] for row in moved]),
     )
+
+
+def _give_back(cursor: SqlCursor, changes: Sequence[_Change]) -> None:
+    """What leases of jobs did not spend, to the reservations that they were taken out of."""
+    rests: dict[int, int] = defaultdict(int)
+    for change in changes:
+        if change.back_to is not None:
+            rests[change.back_to] += change.rest_nanos
+    if rests:
+        cursor.execute(
+            "UPDATE budgets_lease l SET amount_nanos = l.amount_nanos + r.rest"
+            " FROM unnest(%s::bigint[], %s::bigint[]) AS r (id, rest) WHERE l.id = r.id",
+            (list(rests), list(rests.values())),
+        )

@@ -70,6 +70,9 @@ class Lease(models.Model):
 
     `reserved_nanos` is what running requests held when the agent last said so; `need_nanos` the upper bound of the
     request that asked for the lease. `outage`: a slice for the time in which the control plane cannot be asked.
+
+    `job` is the UUID of a job whose requests alone it pays for. Without an agent it is the job's own reservation: what
+    has not been handed to agents yet.
     """
 
     class State(models.TextChoices):
@@ -77,8 +80,9 @@ class Lease(models.Model):
         CLOSED = "closed"
 
     id = models.BigAutoField(primary_key=True)
-    agent_id = models.IntegerField()
-    epoch = models.IntegerField()
+    agent_id = models.IntegerField(null=True, blank=True)
+    epoch = models.IntegerField(null=True, blank=True)
+    job = models.UUIDField(null=True, blank=True)
     tenant = models.ForeignKey(Tenant, on_delete=models.PROTECT, related_name="+")
     amount_nanos = models.BigIntegerField()
     spent_nanos = models.BigIntegerField(default=0)
@@ -92,13 +96,28 @@ class Lease(models.Model):
 
     class Meta:
         constraints = [
-            models.CheckConstraint(condition=Q(amount_nanos__gt=0), name="lease_amount_positive"),
+            # a reservation that was handed to agents as a whole holds nothing
+            models.CheckConstraint(
+                condition=Q(amount_nanos__gt=0) | Q(agent_id__isnull=True, amount_nanos=0),
+                name="lease_amount_positive",
+            ),
+            models.CheckConstraint(
+                condition=Q(agent_id__isnull=False, epoch__isnull=False)
+                | Q(agent_id__isnull=True, epoch__isnull=True, job__isnull=False),
+                name="lease_of_an_agent_or_a_job",
+            ),
+            models.UniqueConstraint(
+                fields=["job"], condition=Q(agent_id__isnull=True, state="open"), name="lease_one_reservation_a_job"
+            ),
             models.CheckConstraint(
                 condition=Q(spent_nanos__gte=0) & Q(spent_nanos__lte=F("amount_nanos")),
                 name="lease_spent_within_amount",
             ),
         ]
-        indexes = [models.Index(fields=["agent_id", "epoch", "state"])]
+        indexes = [
+            models.Index(fields=["agent_id", "epoch", "state"]),
+            models.Index(fields=["job"], condition=Q(job__isnull=False, state="open"), name="lease_of_a_job"),
+        ]
 
 
 class LeaseWindow(models.Model):

@@ -125,17 +125,21 @@ def outstanding_leases(tenants: Sequence[Tenant]) -> list[OutstandingLease]:
     }
     found = []
     for lease in leases:
-        agent = agents.get(lease.agent_id)
+        agent = None if lease.agent_id is None else agents.get(lease.agent_id)
         live = getattr(agent, "live", None)
         found.append(
             OutstandingLease(
                 lease=lease,
-                agent_name=agent.name if agent else f"agent {lease.agent_id}",
+                agent_name=agent.name if agent else _holder_name(lease),
                 pool=agent.pool.slug if agent else "",
                 reported_at=live.reported_at if live else None,
             )
         )
     return found
+
+
+def _holder_name(lease: Lease) -> str:
+    return f"job {str(lease.job)[:8]}" if lease.agent_id is None else f"agent {lease.agent_id}"
 
 
 def ancestors(tenant: Tenant) -> list[Tenant]:

@@ -375,6 +375,7 @@ class Lease(Struct, frozen=True):
 
     `outage`: a slice leased in advance, for a tenant whose outage posture is open; it is spent only while neither the
     control plane answers nor another lease is there. An agent that does not know the field spends it like any lease.
+    `job` is the UUID of the job whose requests alone it pays for: it is a part of what that job has reserved.
     """
 
     lease_id: int
@@ -382,6 +383,7 @@ class Lease(Struct, frozen=True):
     amount_nanos: int
     expires_us: int
     outage: bool = False
+    job: str = ""
 
 
 class Exhausted(Struct, frozen=True):
@@ -491,13 +493,15 @@ class Answer(Struct, frozen=True):
 class LeaseRequest(Struct, frozen=True):
     """Asks between reports: the tenant and the least that would let the largest waiting request pass.
 
-    `waiting_nanos` is the sum of the bounds of all that wait for this lease.
+    `waiting_nanos` is the sum of the bounds of all that wait for this lease. `job` is the UUID of the job that a request
+    in need belongs to: what that job has reserved comes first.
     """
 
     tenant_id: int
     need_nanos: int
     spends: list[LeaseSpend] = []
     waiting_nanos: int = 0
+    job: str = ""
 
 
 class LeaseAnswer(Struct, frozen=True):

@@ -1,14 +1,17 @@
-"""Any order of asking, spending, ending, sealing, rolling over and changing limits keeps settled + leased <= limit."""
+"""Any order of asking, spending, ending, sealing, rolling over, changing limits, and of jobs that reserve, run and end,
+keeps settled + leased <= limit."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from uuid import UUID
 
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
+from controlplane.budgets.job_reservations import JobNeed, fund, release, reserve
 from controlplane.budgets.leases import (
     OPEN_MAX,
     RENEW_BEFORE,
@@ -47,6 +50,8 @@ class LeaseMachine(RuleBasedStateMachine):
         self.now = datetime(2026, 10, 24, 12, tzinfo=UTC)
         self.held: dict[int, dict] = {}
         self.spent = 0
+        self.jobs: dict[UUID, dict] = {}
+        self.submitted = 0
 
     @rule(
         agent=st.integers(1, 3),
@@ -77,6 +82,41 @@ class LeaseMachine(RuleBasedStateMachine):
         for row in BudgetWindow.objects.filter(starts_at__lte=self.now, ends_at__gt=self.now):
             out = Lease.objects.filter(windows__window=row, outage=True, state="open")
             assert sum(lease.amount_nanos - lease.spent_nanos for lease in out) <= row.limit_nanos
+
+    @rule(amount=st.one_of(st.integers(1, 900), st.integers(1, 60)))
+    def submit_job(self, amount):
+        self.submitted += 1
+        job = UUID(int=self.submitted)
+        with connection() as held, held.transaction(), held.cursor() as cursor:
+            found = reserve(cursor, tenant_id=self.budget.child.pk, job=job, amount_nanos=amount, now=self.now)
+        assert (found.amount_nanos == amount) != (found.blocked_by is not None)
+        if found.amount_nanos:
+            self.jobs[job] = {"reserved": amount, "ended": False}
+        else:
+            assert found.blocked_by.remaining_nanos < amount
+
+    @precondition(lambda self: self.jobs)
+    @rule(data=st.data(), agent=st.integers(1, 3), needs=st.integers(1, 200))
+    def run_items(self, data, agent, needs):
+        job = data.draw(st.sampled_from(sorted(self.jobs)))
+        left = sum(Lease.objects.filter(job=job, agent_id=None, state="open").values_list("amount_nanos", flat=True))
+        with connection() as held, held.transaction(), held.cursor() as cursor:
+            moved = fund(cursor, agent, 1, [JobNeed(job, needs)], self.now)
+            told = open_leases(cursor, [(agent, 1)]).get(agent, [])
+        mine = [lease for lease in told if lease.job == str(job)]
+        for lease in mine:
+            self.held.setdefault(lease.lease_id, {"agent": agent, "spent": 0})["lease"] = lease
+        usable = Lease.objects.filter(job=job, agent_id=agent, state="open", expires_at__gte=self.now + RENEW_BEFORE)
+        free = sum(row.amount_nanos - row.spent_nanos - row.reserved_nanos for row in usable)
+        assert moved <= left
+        assert free >= needs or moved == left, "while the reservation has money, no item is without"
+
+    @precondition(lambda self: self.jobs)
+    @rule(data=st.data())
+    def end_job(self, data):
+        job = data.draw(st.sampled_from(sorted(self.jobs)))
+        in_transaction(release, [job], self.now)
+        self.jobs[job]["ended"] = True
 
     @precondition(lambda self: self.held)
     @rule(data=st.data(), share=st.floats(0, 1), reserved=st.sampled_from([0, 0, 5]), repeats=st.integers(1, 2))
@@ -116,9 +156,21 @@ class LeaseMachine(RuleBasedStateMachine):
 
     @invariant()
     def nobody_has_more_leases_than_it_can_use(self):
-        lasting = Lease.objects.filter(state="open", outage=False, expires_at__gt=self.now + RENEW_BEFORE)
+        lasting = Lease.objects.filter(state="open", outage=False, job=None, expires_at__gt=self.now + RENEW_BEFORE)
         for agent in (1, 2, 3):
             assert lasting.filter(agent_id=agent).count() <= OPEN_MAX
+
+    @invariant()
+    def a_job_holds_no_more_than_it_reserved(self):
+        for job, told in self.jobs.items():
+            rows = Lease.objects.filter(job=job)
+            out = sum(row.amount_nanos for row in rows.filter(state="open"))
+            gone = sum(row.spent_nanos for row in rows.filter(state="closed"))
+            assert out + gone <= told["reserved"]
+            if not told["ended"]:
+                assert out + gone == told["reserved"], "what a lease did not spend went back to its job"
+            else:
+                assert not rows.filter(agent_id=None, state="open").exists()
 
     @invariant()
     def counters_are_what_leases_say(self):
