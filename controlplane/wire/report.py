@@ -493,8 +493,8 @@ class Answer(Struct, frozen=True):
 class LeaseRequest(Struct, frozen=True):
     """Asks between reports: the tenant and the least that would let the largest waiting request pass.
 
-    `waiting_nanos` is the sum of the bounds of all that wait for this lease. `job` is the UUID of the job that a request
-    in need belongs to: what that job has reserved comes first.
+    `waiting_nanos` is the sum of the bounds of all that wait for this lease. `job` is the UUID of the job whose request
+    is in need: what that job has reserved comes first.
     """
 
     tenant_id: int
