@@ -86,15 +86,18 @@ class ExchangeApplication:
         received = datetime.now(UTC)
         if name == "enrol":
             return await handlers.enrol(_unpacked(sent, headers, limit))
-        caller = await self._caller(scope, headers, sent)
+        digest = hashlib.sha256(sent).digest()
+        caller = await self._caller(scope, headers, sent, digest)
         body = _unpacked(sent, headers, limit)
         if name == "report":
             content_type = headers.get(b"content-type", b"")
-            return await handlers.report(caller, body, hashlib.sha256(body).digest(), received, content_type)
+            if body is not sent:
+                digest = hashlib.sha256(body).digest()
+            return await handlers.report(caller, body, digest, received, content_type)
         handler = {"hello": handlers.hello, "lease": handlers.lease, "key": handlers.key}[name]
         return await handler(caller, body)
 
-    async def _caller(self, scope: Scope, headers: Headers, body: bytes) -> Caller:
+    async def _caller(self, scope: Scope, headers: Headers, body: bytes, digest: bytes | None = None) -> Caller:
         assert self._handlers is not None
         return await authenticate(
             self._handlers.directory,
@@ -102,6 +105,7 @@ class ExchangeApplication:
             path=scope["path"],
             headers=headers,
             body=body,
+            digest=digest,
             now_us=to_us(datetime.now(UTC)),
         )
 

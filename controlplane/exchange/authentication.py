@@ -140,12 +140,19 @@ def _number(headers: Headers, name: str) -> int | None:
 
 
 async def authenticate(
-    directory: AgentDirectory, *, method: str, path: str, headers: Headers, body: bytes, now_us: int
+    directory: AgentDirectory,
+    *,
+    method: str,
+    path: str,
+    headers: Headers,
+    body: bytes,
+    digest: bytes | None = None,
+    now_us: int,
 ) -> Caller:
     """The verified sender of a request. Raises Refusal: unknown_agent, retired or bad_signature.
 
     The signature covers method, path, the body as it was sent, the epoch and a seq; where there is no seq it covers a
-    time, which must be within TIME_TOLERANCE_US of now.
+    time, which must be within TIME_TOLERANCE_US of now. `digest` is the body's SHA-256, where it is known already.
     """
     uuid = headers.get(signing.AGENT_HEADER.encode(), b"").decode("ascii", "replace")
     signature = headers.get(signing.SIGNATURE_HEADER.encode(), b"").decode("ascii", "replace")
@@ -164,7 +171,9 @@ async def authenticate(
     raw = _raw(signature)
     signed_stamp = seq if seq is not None else stamp
     assert signed_stamp is not None
-    message = signing.request_message(method=method, path=path, body=body, epoch=epoch, stamp=signed_stamp)
+    message = signing.request_message(
+        method=method, path=path, body=body, epoch=epoch, stamp=signed_stamp, digest=digest
+    )
     key = _key_of(agent, raw, message, now_us)
     if key is None and raw:
         agent = await directory.find(uuid, doubted=True) or agent

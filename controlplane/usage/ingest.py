@@ -19,13 +19,21 @@ from psycopg.types.json import Jsonb
 
 from controlplane.core.period import US_PER_MINUTE, from_us, to_us
 from controlplane.core.stage_stack import STAGES
+from controlplane.usage.copy_binary import PG_EPOCH_US, row_template, rows_with_blobs
 from controlplane.usage.records import COPY_SQL, Ints, Records, to_copy
-from controlplane.usage.rollup_keys import KEY_COLUMNS, ROLLUP_COLUMNS, Groups, group_by, sum_groups
+from controlplane.usage.rollup_keys import KEY_COLUMNS, ROLLUP_COLUMNS, SUM_COLUMNS, Groups, group_by, sum_groups
 from controlplane.usage.sketch import sketch_groups
 from controlplane.wire.report import FLAG_STREAMED, DecisionSample, RefusalCount, SlotMeter, SlotUsage
 
 _DELTA_SQL = "COPY usage_rollupdelta (minute, {}) FROM STDIN (FORMAT BINARY)".format(", ".join(ROLLUP_COLUMNS))
-_DELTA_TYPES = ["timestamptz", *["int4"] * 5, "int2", *["int8"] * 9, "bytea"]
+_DELTA_ROW = row_template(
+    [
+        ("minute", "time"),
+        *((name, "int2" if name == "outcome" else "int4") for name in KEY_COLUMNS),
+        *((name, "int8") for name in SUM_COLUMNS),
+    ],
+    None,
+)
 _FIRST_STAGE, _LAST_STAGE = "admission_us", "return_us"
 
 
@@ -64,11 +72,19 @@ def store_records(cursor: Cursor[Any], records: Records, now: datetime) -> None:
     with cursor.copy(COPY_SQL) as copy:
         copy.write(to_copy(records, to_us(now)))
     rows = roll_up(records)
-    keys, sums = rows.groups.keys.T.tolist(), rows.sums.T.tolist()
     with cursor.copy(_DELTA_SQL) as copy:
-        copy.set_types(_DELTA_TYPES)
-        for key, values, blob in zip(keys, sums, rows.stages, strict=True):
-            copy.write_row((from_us(key[0] * US_PER_MINUTE), *key[1:], *values, blob))
+        copy.write(_deltas_to_copy(rows))
+
+
+def _deltas_to_copy(rows: RollupRows) -> bytes:
+    """The bytes of COPY BINARY for `_DELTA_SQL`."""
+    packed = np.repeat(_DELTA_ROW, len(rows.groups))
+    packed["minute"] = rows.groups.keys[0] * US_PER_MINUTE - PG_EPOCH_US
+    for name, column in zip(KEY_COLUMNS, rows.groups.keys[1:], strict=True):
+        packed[name] = column
+    for name, column in zip(SUM_COLUMNS, rows.sums, strict=True):
+        packed[name] = column
+    return rows_with_blobs(packed, rows.stages)
 
 
 def charges_by_tenant(records: Records, step_us: int) -> list[tuple[int, int, int]]:

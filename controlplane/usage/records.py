@@ -11,6 +11,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from controlplane.usage.copy_binary import HEADER, PG_EPOCH_US, TRAILER, row_template
 from controlplane.wire.packed import ROW_CODES, Texts, id_text
 from controlplane.wire.report import UsageRow
 
@@ -36,10 +37,6 @@ _PACKED_ROW = np.dtype(
     [("request_id", "V16"), *((name, _CODE_TYPES[code]) for name, code in zip(INTEGERS, ROW_CODES, strict=True))]
 )
 
-_PG_EPOCH_US = 946_684_800_000_000
-_COPY_HEADER = b"PGCOPY\n\xff\r\n\0" + b"\0" * 8
-_COPY_TRAILER = b"\xff\xff"
-_TYPES = {"uuid": ("V16", 16), "time": (">i8", 8), "int8": (">i8", 8), "int4": (">i4", 4), "int2": (">i2", 2)}
 _COLUMNS = (
     ("request_id", "uuid"), ("received_at", "time"), ("arrived_at", "time"), ("ended_at", "time"), ("attempt", "int2"),
     ("agent_id", "int4"), ("pool_id", "int4"), ("slot_id", "int4"), ("tenant_id", "int4"), ("key_id", "int4"),
@@ -242,23 +239,42 @@ def _is_readable(row: RecordTuple) -> bool:
     return True
 
 
-def to_copy(records: Records, received_us: int) -> bytes:
+def to_copy(records: Records, received_us: int) -> bytearray:
     """The bytes of COPY BINARY for `COPY_SQL`. Client ids are cut at CLIENT_ID_MAX bytes.
 
-    Rows are packed in groups of equal length of the client's id, so that each group is one array of fixed width.
+    Rows are written in groups of equal length of the client's id, so that each group is one array of fixed width.
     """
     if not any(records.client_ids):
-        packed = _pack(records, slice(None), [b""] * len(records), 0, received_us)
-        return b"".join((_COPY_HEADER, packed, _COPY_TRAILER))
+        return _copy_of(records, [(slice(None), [])], received_us)
     texts = [_client_id(text) for text in records.client_ids]
     lengths = np.fromiter(map(len, texts), dtype=np.int64, count=len(texts))
-    parts = [_COPY_HEADER]
+    groups: list[Group] = []
     for length in np.unique(lengths).tolist():
-        chosen = lengths == length
-        group = [texts[at] for at in np.flatnonzero(chosen).tolist()]
-        parts.append(_pack(records, chosen, group, length, received_us))
-    parts.append(_COPY_TRAILER)
-    return b"".join(parts)
+        chosen = np.flatnonzero(lengths == length)
+        groups.append((chosen, [texts[at] for at in chosen.tolist()]))
+    return _copy_of(records, groups, received_us)
+
+
+Group = tuple[slice | Ints, list[bytes]]
+"""Which records, and their client ids of one length; no ids are empty ones."""
+
+
+def _copy_of(records: Records, groups: Sequence[Group], received_us: int) -> bytearray:
+    templates = [_template(len(texts[0]) if texts else 0) for _, texts in groups]
+    counts = [len(texts) or len(records) for _, texts in groups]
+    size = sum(row.dtype.itemsize * count for row, count in zip(templates, counts, strict=True))
+    # filled in place: the rows are megabytes, and every copy of them counts
+    out = bytearray(len(HEADER) + size + len(TRAILER))
+    out[: len(HEADER)], out[-len(TRAILER) :] = HEADER, TRAILER
+    at = len(HEADER)
+    for (chosen, texts), template, count in zip(groups, templates, counts, strict=True):
+        rows = np.frombuffer(out, template.dtype, count, at)
+        rows[:] = template
+        _fill(rows, records, chosen, received_us)
+        if texts and texts[0]:
+            rows["last"] = np.frombuffer(b"".join(texts), dtype=f"V{len(texts[0])}")
+        at += rows.nbytes
+    return out
 
 
 def _client_id(text: str) -> bytes:
@@ -270,37 +286,19 @@ def _client_id(text: str) -> bytes:
 
 @lru_cache(maxsize=CLIENT_ID_MAX + 1)
 def _template(text_length: int) -> NDArray[np.void]:
-    """One row with the number of columns and every length filled in."""
-    fields: list[tuple[str, str]] = [("n", ">i2")]
-    for name, kind in _COLUMNS:
-        fields += [(f"{name}_length", ">i4"), (name, _TYPES[kind][0])]
-    fields += [("text_length", ">i4")]
-    if text_length:
-        fields += [("text", f"V{text_length}")]
-    row = np.zeros(1, np.dtype(fields))
-    row["n"] = len(_COLUMNS) + 1
-    for name, kind in _COLUMNS:
-        row[f"{name}_length"] = _TYPES[kind][1]
-    row["text_length"] = text_length
-    return row
+    return row_template(_COLUMNS, text_length)
 
 
-def _pack(
-    records: Records, chosen: slice | NDArray[np.bool_], texts: list[bytes], text_length: int, received_us: int
-) -> bytes:
-    rows = np.repeat(_template(text_length), len(texts))
+def _fill(rows: NDArray[np.void], records: Records, chosen: slice | Ints, received_us: int) -> None:
     rows["request_id"] = np.ascontiguousarray(records.request_ids[chosen]).view("V16")[:, 0]
-    rows["received_at"] = received_us - _PG_EPOCH_US
-    rows["arrived_at"] = records.column("arrived_us")[chosen] - _PG_EPOCH_US
-    rows["ended_at"] = records.column("ended_us")[chosen] - _PG_EPOCH_US
+    rows["received_at"] = received_us - PG_EPOCH_US
+    rows["arrived_at"] = records.column("arrived_us")[chosen] - PG_EPOCH_US
+    rows["ended_at"] = records.column("ended_us")[chosen] - PG_EPOCH_US
     rows["agent_id"] = records.agent_ids[chosen]
     rows["pool_id"] = records.pool_ids[chosen]
     rows["job_id"] = records.job_ids[chosen]
     for name in _AS_REPORTED:
         rows[name] = records.column(name)[chosen]
-    if text_length:
-        rows["text"] = np.frombuffer(b"".join(texts), dtype=f"V{text_length}")
-    return rows.tobytes()
 
 
 def as_rows(records: Records, chosen: Iterable[int]) -> list[list[object]]:

@@ -23,6 +23,7 @@ HISTOGRAMS = (*STACK_STAGES, TTFT)
 EMPTY = b""
 
 _HEADER = struct.Struct(f"<B{len(HISTOGRAMS) + 1}H")
+_HEADERS = np.dtype([("version", "u1"), ("counts", "<u2", (len(HISTOGRAMS) + 1,))])
 _WIDTH = len(STACK_STAGES)
 _ENTRY = np.dtype([("index", "<i2"), ("count", "<u4")])
 _ROW = np.dtype([("index", "<i2"), ("count", "<u4"), ("sums", "<i8", (_WIDTH,))])
@@ -192,12 +193,15 @@ def _pack_stacks(group: Ints, groups: int, counts: Ints, codes: Ints, sums: Ints
 
 def _join(counts: Ints, entries: NDArray[np.void], row_counts: Ints, rows: NDArray[np.void]) -> list[bytes]:
     packed_entries, packed_rows = entries.tobytes(), rows.tobytes()
-    blobs, at, row_at = [], 0, 0
-    for of_histograms, of_stack in zip(counts.tolist(), row_counts.tolist(), strict=True):
-        end, row_end = at + sum(of_histograms) * _ENTRY.itemsize, row_at + of_stack * _ROW.itemsize
-        header = _HEADER.pack(VERSION, *of_histograms, of_stack)
-        blobs.append(header + packed_entries[at:end] + packed_rows[row_at:row_end])
-        at, row_at = end, row_end
+    headers = np.empty(len(counts), _HEADERS)
+    headers["version"], headers["counts"][:, :-1], headers["counts"][:, -1] = VERSION, counts, row_counts
+    packed_headers, width = headers.tobytes(), _HEADER.size
+    ends = np.cumsum(counts.sum(axis=1) * _ENTRY.itemsize).tolist()
+    row_ends = np.cumsum(row_counts * _ROW.itemsize).tolist()
+    blobs, head, at, row_at = [], 0, 0, 0
+    for end, row_end in zip(ends, row_ends, strict=True):
+        blobs.append(packed_headers[head : head + width] + packed_entries[at:end] + packed_rows[row_at:row_end])
+        head, at, row_at = head + width, end, row_end
     return blobs
 
 

@@ -2,12 +2,13 @@
 
 import base64
 import hashlib
-from functools import lru_cache
 from typing import Any
 
 import msgspec
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from nacl.bindings import crypto_sign_open
+from nacl.exceptions import BadSignatureError
+from nacl.exceptions import ValueError as NaClValueError
 
 AGENT_HEADER = "x-flexband-agent"
 EPOCH_HEADER = "x-flexband-epoch"
@@ -30,9 +31,15 @@ def digest_hex(body: bytes) -> str:
     return hashlib.sha256(body).hexdigest()
 
 
-def request_message(*, method: str, path: str, body: bytes, epoch: int, stamp: int) -> bytes:
-    """What an agent signs. `stamp` is the seq, or Unix microseconds where there is none."""
-    return f"{method}\n{path}\n{digest_hex(body)}\n{epoch}\n{stamp}".encode()
+def request_message(
+    *, method: str, path: str, body: bytes, epoch: int, stamp: int, digest: bytes | None = None
+) -> bytes:
+    """What an agent signs. `stamp` is the seq, or Unix microseconds where there is none.
+
+    `digest` is the SHA-256 of the body, where it is known already.
+    """
+    text = digest_hex(body) if digest is None else digest.hex()
+    return f"{method}\n{path}\n{text}\n{epoch}\n{stamp}".encode()
 
 
 def sign(key: Ed25519PrivateKey, message: bytes) -> bytes:
@@ -41,18 +48,15 @@ def sign(key: Ed25519PrivateKey, message: bytes) -> bytes:
 
 
 def verify(public_key: bytes, signature: bytes, message: bytes) -> bool:
-    """True when `signature` (64 bytes) of `message` was made by the private half of `public_key` (32 raw bytes)."""
+    """True when `signature` (64 bytes) of `message` was made by the private half of `public_key` (32 raw bytes).
+
+    By libsodium, in half the time of OpenSSL: it is the largest part of taking a small report.
+    """
     try:
-        _public_key(public_key).verify(signature, message)
-    except (InvalidSignature, ValueError):
+        crypto_sign_open(signature + message, public_key)
+    except (BadSignatureError, NaClValueError):
         return False
     return True
-
-
-@lru_cache(maxsize=16_384)
-def _public_key(raw: bytes) -> Ed25519PublicKey:
-    """The same few keys sign everything: each is read once."""
-    return Ed25519PublicKey.from_public_bytes(raw)
 
 
 def to_text(raw: bytes) -> str:
