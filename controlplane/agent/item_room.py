@@ -10,7 +10,7 @@ HORIZON_S: Final = 60
 HALF_LIFE_S: Final = 15.0
 KNOWN_ENDS: Final = 8
 """So many items have to end before their rate says anything."""
-FIRST_PER_PLACE: Final = 32
+FIRST_PER_PLACE: Final = 256
 """Items for each place while no rate is known: then the estimate of their work is the bound that counts."""
 LEAST_PER_PLACE: Final = 2
 """One that runs and one behind it: a slot never waits for a report, however long its items are."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import time
 
@@ -14,6 +15,7 @@ from controlplane.jobs import batch_actions
 from tests.agent import control_planes as cp
 from tests.agent.item_jobs import account_of, assert_each_once, completed, item_states, job_of, state_of, sweeping
 from tests.agent.test_kill import Process
+from tests.agent.wire_client import WireClient
 from tests.jobs.batches import ADA, empty_items
 
 pytestmark = [pytest.mark.django_db(transaction=True)]
@@ -61,11 +63,14 @@ async def test_a_job_without_a_key_runs_too(world, tmp_path):
     assert await cp.quarantined() == []
 
 
+@pytest.mark.processes
+@pytest.mark.slow
 async def test_kill_of_an_agent_midway_leaves_each_item_one_result_and_one_charge(world, tmp_path):
     """Two processes share the pool's batch slots; one is killed with items running and results not yet reported."""
     items = 400
     async with cp.control_plane() as url, sweeping():
-        one, two = [await start(world, url, tmp_path, name) for name in ("gpu-1", "gpu-2")]
+        one = await start(world, url, tmp_path, "gpu-1")
+        two = await start(world, url, tmp_path, "gpu-2")
         await cp.in_database(share_slots)(world)
         await cp.in_database(cp.push_policy)()
         for process in (one, two):
@@ -90,9 +95,9 @@ async def test_kill_of_an_agent_midway_leaves_each_item_one_result_and_one_charg
     assert await cp.quarantined() == []
 
 
-async def start(world, url: str, tmp_path, name: str, *, token: bool = True) -> Process:
+async def start(world, url: str, tmp_path, name: str, *, token: bool = True, speed: float = 3) -> Process:
     secret = await cp.in_database(world.token)() if token else ""
-    more = ("--name", name, "--slots", "4", "--sim-speed", "3")
+    more = ("--name", name, "--slots", "4", "--sim-speed", str(speed))
     process = await Process.start(url, secret, tmp_path / name, *more)
     await cp.until(lambda: _has_epoch(process))
     return process
@@ -107,6 +112,50 @@ def share_slots(world) -> None:
     agents = list(Agent.objects.order_by("name"))
     for number, slot in enumerate(world.slots):
         Slot.objects.filter(pk=slot.pk).update(agent=agents[number % len(agents)])
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+async def test_short_items_keep_the_batch_slots_busy(world, tmp_path):
+    """No gaps between leases while there is something to lease."""
+    items = 8000
+    async with cp.control_plane() as url:
+        processes = [await start(world, url, tmp_path, name, speed=10) for name in ("gpu-1", "gpu-2")]
+        await cp.in_database(share_slots)(world)
+        await cp.in_database(cp.push_policy)()
+        for process in processes:
+            await cp.until(process.ready, 20)
+        job = await job_of(world, items, ignore_eos=True)
+        await cp.until(lambda: completed(job, 200), 60)
+        began, before = time.perf_counter(), await busy_s(processes)
+        await asyncio.sleep(15)
+        took_s, after = time.perf_counter() - began, await busy_s(processes)
+        done, states = (await state_of(job))[1], await item_states(job)
+        shares = {slot: (after[slot] - before[slot]) / took_s for slot in ("b4", "b5")}
+        print(
+            f"\n  busy over {took_s:.1f} s: {', '.join(f'{slot} {share:.1%}' for slot, share in shares.items())}; "
+            f"{done} items done, {states[ItemState.LEASED]} leased"
+        )
+        await cp.in_database(cancel_job)(job)
+        assert [await process.end() for process in processes] == [0, 0]
+        account = await account_of(job)
+        assert len(account.results) == len(set(account.lines)) >= done
+        assert set(account.results) <= set(account.charged)
+        # A machine that does much else at the time may hold up every process for a while.
+        assert min(shares.values()) > 0.8
+    assert await cp.quarantined() == []
+
+
+async def busy_s(processes: list[Process]) -> dict[str, float]:
+    """Seconds in which something ran, by slot."""
+    found: dict[str, float] = {}
+    for process in processes:
+        client = await WireClient.connect(process.admin_port)
+        answer = await client.ask(b"GET /metrics HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")
+        for line in answer.body.decode().splitlines():
+            if line.startswith("flexband_slot_busy_seconds_total{"):
+                found[line.split('"')[1]] = float(line.rsplit(" ", 1)[1])
+    return found
 
 
 async def test_a_cancelled_job_stops_within_a_report_interval(world, tmp_path):
