@@ -133,8 +133,10 @@ FROM jobs_job j
 JOIN fleet_pool p ON p.id = j.pool_id
 JOIN contracts_workloadclass c ON c.id = j.workload_class_id
 JOIN tenants_tenant t ON t.id = j.tenant_id
+LEFT JOIN tenants_apikey k ON k.id = j.key_id
 WHERE j.pool_id = %s AND j.workload_class_id = %s AND j.state = 'running' AND j.has_items
   AND j.items > j.items_completed + j.items_parked + j.items_cancelled AND c.state = 'active' AND t.state = 'active'
+  AND (k.id IS NULL OR k.state = 'active')
 ORDER BY CASE WHEN j.deadline IS NULL THEN 2 WHEN j.deadline <= %s THEN 1 ELSE 0 END, j.deadline, j.id
 LIMIT 200
 """

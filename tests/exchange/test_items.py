@@ -275,6 +275,18 @@ async def test_an_item_cannot_be_settled_under_a_lease_that_was_never_given(work
     assert [free for _, free in await sync_to_async(charges)()] == [True]
 
 
+async def test_a_job_of_a_revoked_key_gets_no_items_leased(worker, bulk):
+    """Agents would hand them back one after the other; other jobs go on."""
+    of_key = await sync_to_async(running)(bulk.tenant, 3, key=bulk.key)
+    other = await job_of(bulk, 2)
+    bulk.key.state = "revoked"
+    await sync_to_async(bulk.key.save)()
+    assert {item.job_id for item in (await worker.ask(9)).items} == {other.pk}
+    bulk.key.state = "active"
+    await sync_to_async(bulk.key.save)()
+    assert {item.job_id for item in (await worker.ask(9)).items} == {of_key.pk}
+
+
 async def test_a_suspended_tenant_gets_no_items_leased(worker, bulk):
     await job_of(bulk, 2)
     await sync_to_async(lambda: type(bulk.tenant).objects.update(state="suspended"))()
