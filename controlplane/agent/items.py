@@ -348,7 +348,8 @@ class ItemRunner:
     def _sweep(self) -> None:
         boot_now_us = self._boot_us()
         for item in self.held.of_phase(ItemPhase.WAITING, ItemPhase.QUEUED):
-            if item.may_begin(boot_now_us):
+            # The end of one that was queued gives others their turn, which may be found too late as well.
+            if item.phase is ItemPhase.GONE or item.may_begin(boot_now_us):
                 continue
             if item.call is not None:
                 self._engine.close(item.call, Outcome.DISPLACED)

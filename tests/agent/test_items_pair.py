@@ -14,6 +14,7 @@ from controlplane.fleet.models import Agent, Slot
 from controlplane.jobs import batch_actions
 from tests.agent import control_planes as cp
 from tests.agent.item_jobs import account_of, assert_each_once, completed, item_states, job_of, state_of, sweeping
+from tests.agent.losing_proxy import LosingProxy
 from tests.agent.test_kill import Process
 from tests.agent.wire_client import WireClient
 from tests.jobs.batches import ADA, empty_items
@@ -47,6 +48,21 @@ async def test_a_job_is_run_to_its_end_and_every_item_is_charged_once(world, tmp
         account = await assert_each_once(job, 300)
         assert account.free == 0
         assert (await state_of(job))[0] == "completed"
+    assert await cp.quarantined() == []
+
+
+async def test_a_third_of_all_answers_lost_changes_nothing(world, tmp_path):
+    """Reports are taken and their answers lost: what was leased comes with a later one, what was told counts once."""
+    token = await cp.in_database(world.token)()
+    async with cp.control_plane() as url, LosingProxy(int(url.rsplit(":", 1)[1]), seed=3, share=0.33) as proxy:
+        async with cp.running_agent(proxy.url, token, tmp_path / "state", "--sim-speed", "5") as process:
+            await ready(process)
+            job = await job_of(world, 200, ignore_eos=True)
+            await cp.until(lambda: completed(job, 200), 60)
+            print(f"\n  {proxy.lost} answers to reports lost, {proxy.passed} passed")
+            assert proxy.lost >= 2
+        account = await assert_each_once(job, 200)
+        assert account.free == 0, "nothing was leased or run twice"
     assert await cp.quarantined() == []
 
 
