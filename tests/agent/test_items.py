@@ -16,10 +16,12 @@ from controlplane.agent.item_room import HELD_BYTES_MAX, HELD_MAX, Held, Service
 from controlplane.agent.reporting import BODY_BYTES_MAX, recut
 from controlplane.core.batch_items import is_verdict
 from controlplane.core.reasons import Outcome
+from controlplane.core.slot_states import SlotState
 from controlplane.wire.policy import LiveTenant
 from controlplane.wire.report import FLAG_NOT_CHARGED, ItemsCancelled, Lease
 from tests.agent import worlds
 from tests.agent.leased_items import JOB, body, item, job, last_reports, lease, report, with_boot_clock
+from tests.agent.test_flex_agent import FLEX_ID, flex_document, lend, recall, state
 from tests.agent.upstreams import WHOLE, Upstream, respond
 from tests.agent.wire_client import WireClient, chat_body, post
 
@@ -470,3 +472,44 @@ def test_the_rate_is_what_ended_per_place_while_there_was_work(per_s, places, se
         return
     assert rate.per_place_s is not None
     assert rate.per_place_s * places == pytest.approx(per_s, rel=0.2)
+
+
+async def test_items_run_on_lent_slots_and_go_back_to_the_queue_when_the_loan_ends(make_agent):
+    agent = await make_agent(flex_document(drain_bound_s=1), speed=0.5)
+    lease(agent, [item(fence, text=body(max_tokens=200, ignore_eos=True)) for fence in (1, 2, 3)])
+    assert not any(call.running for call in agent.engine.calls.values())
+    assert [room.items for room in report(agent).item_room] == [0], "no slot serves batch"
+    lend(agent, fence=1)
+    agent.engine.step()
+    assert [call.slot.policy.id for call in agent.engine.calls.values() if call.slot] == [FLEX_ID]
+    assert [room.items > 0 for room in report(agent).item_room] == [True]
+    recall(agent, 2)
+    agent.engine.step()
+    assert [room.items for room in report(agent).item_room] == [0], "the slot is on its way home"
+    await agent.until(lambda: state(agent) is SlotState.HOME, within_s=3.0)
+    assert not any(call.running for call in agent.engine.calls.values())
+    assert len(agent.engine.items.held.by_fence) == 3, "all leases still hold"
+    agent.engine.backend.inner.speed = 50.0
+    lend(agent, fence=3)
+    await agent.until(lambda: not agent.engine.items.held.by_fence, within_s=10)
+    told = report(agent)
+    assert [done.outcome for done in told.items_done] == [1, 1, 1]
+    assert {row.slot_id for row in told.records} == {FLEX_ID}
+    assert max(row.attempt for row in told.records) == 2
+    agent.assert_nothing_held()
+
+
+async def test_a_report_goes_early_when_the_work_runs_out_and_not_when_nothing_more_came(make_agent):
+    agent = await make_agent()
+    asked: list[int] = []
+    agent.engine.items.report_soon = lambda: asked.append(ended(agent))
+    report(agent)
+    await asyncio.sleep(0.15)
+    lease(agent, [item(fence) for fence in range(1, 5)])
+    await agent.until(lambda: ended(agent) == 4)
+    assert len(asked) == 1
+    report(agent)
+    await asyncio.sleep(0.15)
+    lease(agent, [])
+    agent.engine.items.after_end(agent.engine.clock.now_us())
+    assert len(asked) == 1, "the last answer brought nothing: the next report comes in its time"

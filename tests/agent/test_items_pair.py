@@ -12,6 +12,7 @@ from django.utils import timezone
 from controlplane.core.batch_items import ItemState
 from controlplane.fleet.models import Agent, Slot
 from controlplane.jobs import batch_actions
+from controlplane.jobs.models import Item
 from tests.agent import control_planes as cp
 from tests.agent.item_jobs import account_of, assert_each_once, completed, item_states, job_of, state_of, sweeping
 from tests.agent.losing_proxy import LosingProxy
@@ -172,6 +173,26 @@ async def busy_s(processes: list[Process]) -> dict[str, float]:
             if line.startswith("flexband_slot_busy_seconds_total{"):
                 found[line.split('"')[1]] = float(line.rsplit(" ", 1)[1])
     return found
+
+
+async def test_an_orderly_end_hands_back_what_has_not_begun(world, tmp_path):
+    """The next process gets it at once, as the same attempt: nothing waits for a lease to lapse."""
+    items = 200
+    token = await cp.in_database(world.token)()
+    async with cp.control_plane() as url:
+        async with cp.running_agent(url, token, tmp_path / "state", "--sim-speed", "5") as process:
+            await ready(process)
+            job = await job_of(world, items, ignore_eos=True)
+            await cp.until(lambda: completed(job, 20), 30)
+        states = await item_states(job)
+        assert not states[ItemState.LEASED], "its last report has settled all that it held"
+        assert states[ItemState.WAITING] > 0
+        async with cp.running_agent(url, "", tmp_path / "state", "--sim-speed", "20") as process:
+            await cp.until(lambda: completed(job, items), 30)
+        account = await assert_each_once(job, items)
+        attempts = await cp.in_database(lambda: set(Item.objects.values_list("attempt", flat=True)))()
+        assert (account.free, attempts) == (0, {1})
+    assert await cp.quarantined() == []
 
 
 async def test_a_cancelled_job_stops_within_a_report_interval(world, tmp_path):
