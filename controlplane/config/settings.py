@@ -184,6 +184,8 @@ CELERY_BEAT_SCHEDULE_FILENAME = str(VAR_DIR / "beat-schedule")
 CELERY_BEAT_SCHEDULE = {
     "partitions-ahead": {"task": "usage.create_partitions", "schedule": 3_600.0},
     "fold-rollups": {"task": "usage.fold", "schedule": 15.0},
+    "audit-duplicates": {"task": "usage.audit_duplicates", "schedule": 600.0},
+    "retire-records": {"task": "usage.retire_records", "schedule": 3_600.0},
     "attribute-open-hours": {"task": "ledger.attribute_open", "schedule": 60.0},
     "settle-closed-months": {"task": "ledger.settle_closed", "schedule": 600.0},
     "sweep-exports": {"task": "ledger.sweep_exports", "schedule": 60.0},
@@ -191,12 +193,16 @@ CELERY_BEAT_SCHEDULE = {
     "sweep-leases": {"task": "budgets.sweep", "schedule": 30.0},
     "sweep-jobs": {"task": "jobs.sweep", "schedule": 5.0},
     "keep-job-files": {"task": "jobs.retention", "schedule": 3_600.0},
+    "measure-batch-slots": {"task": "jobs.measure_efficiency", "schedule": 300.0},
 }
 
 # Signing keys: private halves are files that only worker and controller can read; rows hold the public halves.
 SIGNING_KEY_DIR = Path(env.str("FLEXBAND_SIGNING_KEYS", default=str(VAR_DIR / "signing-keys")))
 POLICY_ACCEPT_S = env.int("FLEXBAND_POLICY_ACCEPT_S", default=7 * 86_400)
 SPOOL_AGE_LIMIT_S = 14 * 86_400
+# Days of usage records older than that move into Parquet files; 0 keeps all of them in the database.
+USAGE_RECORD_DAYS = env.int("FLEXBAND_USAGE_RECORD_DAYS", default=92)
+USAGE_ARCHIVE = Path(env.str("FLEXBAND_USAGE_ARCHIVE", default=str(VAR_DIR / "usage-archive")))
 REPORT_BODY_LIMIT_BYTES = 8 * 1024 * 1024
 # Files of batch jobs: a folder, or the address of an object store (s3://bucket/prefix) with its usual environment.
 JOB_STORAGE = env.str("FLEXBAND_JOB_STORAGE", default=str(VAR_DIR / "job-files"))

@@ -249,3 +249,66 @@ class ImportedUsage(models.Model):
             models.UniqueConstraint(fields=["source", "tenant_slug", "external_id"], name="imported_usage_once")
         ]
         indexes = [models.Index(fields=["source", "at"])]
+
+
+class DuplicateRecord(models.Model):
+    """An attempt that stands in the records more than once: what its copies after the first added, to be corrected.
+
+    Records and rollups stay as they were reported; the sums here are what they hold too much. `same_content` is false
+    where the copies disagree. Found by the hourly audit, once per attempt however often the audit runs.
+    """
+
+    id = models.BigAutoField(primary_key=True)
+    request_id = models.UUIDField()
+    attempt = models.SmallIntegerField()
+    hour = models.DateTimeField(db_index=True)
+    found_at = models.DateTimeField()
+    copies = models.IntegerField()
+    agent_ids = models.JSONField()
+    same_content = models.BooleanField()
+    first_received_at = models.DateTimeField()
+    ended_at = models.DateTimeField()
+    pool_id = models.IntegerField()
+    tenant_id = models.IntegerField()
+    class_id = models.IntegerField()
+    model_id = models.IntegerField()
+    rate_version = models.IntegerField()
+    outcome = models.SmallIntegerField()
+    prompt_tokens = models.BigIntegerField()
+    cached_tokens = models.BigIntegerField()
+    output_tokens = models.BigIntegerField()
+    gpu_us = models.BigIntegerField()
+    charge_prompt_nanos = models.BigIntegerField()
+    charge_cached_nanos = models.BigIntegerField()
+    charge_output_nanos = models.BigIntegerField()
+    charge_gpu_nanos = models.BigIntegerField()
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["request_id", "attempt"], name="one_duplicate_per_attempt")]
+
+
+class AuditedHour(models.Model):
+    """An hour of receipt whose records were looked through for copies."""
+
+    hour = models.DateTimeField(primary_key=True)
+    records = models.BigIntegerField()
+    duplicates = models.IntegerField()
+    audited_at = models.DateTimeField()
+
+
+class RetiredDay(models.Model):
+    """A day of records that left the database for a Parquet file.
+
+    `content_digest` is the SHA-256 of its rows, the same from the table and from the file; `file_digest` of the file.
+    A day is dropped from the database only with `verified_at` set.
+    """
+
+    day = models.DateField(primary_key=True)
+    path = models.CharField(max_length=400)
+    records = models.BigIntegerField()
+    file_bytes = models.BigIntegerField()
+    table_bytes = models.BigIntegerField()
+    file_digest = models.BinaryField(max_length=32)
+    content_digest = models.BinaryField(max_length=32)
+    verified_at = models.DateTimeField()
+    dropped_at = models.DateTimeField(null=True, blank=True)

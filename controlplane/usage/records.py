@@ -37,7 +37,7 @@ _PACKED_ROW = np.dtype(
     [("request_id", "V16"), *((name, _CODE_TYPES[code]) for name, code in zip(INTEGERS, ROW_CODES, strict=True))]
 )
 
-_COLUMNS = (
+COLUMNS = (
     ("request_id", "uuid"), ("received_at", "time"), ("arrived_at", "time"), ("ended_at", "time"), ("attempt", "int2"),
     ("agent_id", "int4"), ("pool_id", "int4"), ("slot_id", "int4"), ("tenant_id", "int4"), ("key_id", "int4"),
     ("class_id", "int4"), ("asked_class_id", "int4"), ("model_id", "int4"), ("job_id", "int8"), ("revision", "int4"),
@@ -48,9 +48,9 @@ _COLUMNS = (
     ("charge_prompt_nanos", "int8"), ("charge_cached_nanos", "int8"), ("charge_output_nanos", "int8"),
     ("charge_gpu_nanos", "int8"),
 )  # fmt: skip
-_AS_REPORTED = tuple(name for name, _ in _COLUMNS if name in INTEGERS)
+_AS_REPORTED = tuple(name for name, _ in COLUMNS if name in INTEGERS)
 COPY_SQL = "COPY usage_record ({}, client_request_id) FROM STDIN (FORMAT BINARY)".format(
-    ", ".join(name for name, _ in _COLUMNS)
+    ", ".join(name for name, _ in COLUMNS)
 )
 
 Ints = NDArray[np.int64]
@@ -286,7 +286,7 @@ def _client_id(text: str) -> bytes:
 
 @lru_cache(maxsize=CLIENT_ID_MAX + 1)
 def _template(text_length: int) -> NDArray[np.void]:
-    return row_template(_COLUMNS, text_length)
+    return row_template(COLUMNS, text_length)
 
 
 def _fill(rows: NDArray[np.void], records: Records, chosen: slice | Ints, received_us: int) -> None:

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,9 @@ from django.db import connection, transaction
 from controlplane.core.period import US_PER_MINUTE, from_us, to_us
 from controlplane.tenants.models import Installation
 from controlplane.usage.ingest import roll_up
+from controlplane.usage.record_files import rows_between
 from controlplane.usage.records import INTEGERS, Records
+from controlplane.usage.retirement import retired_files
 from controlplane.usage.rollup_keys import KEY_COLUMNS, ROLLUP_COLUMNS, SUM_COLUMNS
 from controlplane.usage.sketch import merge_groups
 
@@ -52,7 +55,8 @@ def verify(since: datetime | None = None, until: datetime | None = None) -> Veri
 
     Without bounds, quarters and days are compared against their minutes too.
 
-    One snapshot of the database, so that ingest and folds may go on meanwhile.
+    One snapshot of the database, so that ingest and folds may go on meanwhile. Retired days are read from their files;
+    raises ArchiveChanged when one of those is not what was written.
     """
     with transaction.atomic():
         with connection.cursor() as cursor:
@@ -153,21 +157,32 @@ _STORED_COLUMN = {"arrived_us": "extract(epoch FROM arrived_at)", "ended_us": "e
 
 
 def _rebuilt(since: datetime | None, until: datetime | None) -> tuple[dict[Key, _Sums], int]:
+    found: dict[Key, _Sums] = defaultdict(lambda: _Sums([0] * len(SUM_COLUMNS), []))
+    count = 0
+    for rows in chain(_table_rows(since, until), _file_rows(since, until)):
+        count += len(rows)
+        rolled = roll_up(_records(np.array(rows, dtype=np.int64).T))
+        keys, sums = rolled.groups.keys.T.tolist(), rolled.sums.T.tolist()
+        for key, values, blob in zip(keys, sums, rolled.stages, strict=True):
+            _add(found, (key[0] * US_PER_MINUTE, *key[1:]), values, blob)
+    return dict(found), count
+
+
+def _table_rows(since: datetime | None, until: datetime | None) -> Iterator[list[tuple[Any, ...]]]:
     where, given = _between("ended_at", since, until)
     columns = [f"({_STORED_COLUMN[name]} * 1000000)::bigint" if name in _STORED_COLUMN else name for name in INTEGERS]
     sql = f"SELECT pool_id, {', '.join(columns)} FROM usage_record{where}"  # noqa: S608 - names are constants
-    found: dict[Key, _Sums] = defaultdict(lambda: _Sums([0] * len(SUM_COLUMNS), []))
-    count = 0
     with connection.chunked_cursor() as cursor:
         cursor.execute(sql, given)
         while rows := cursor.fetchmany(CHUNK):
-            count += len(rows)
-            table = np.array(rows, dtype=np.int64).T
-            rolled = roll_up(_records(table))
-            keys, sums = rolled.groups.keys.T.tolist(), rolled.sums.T.tolist()
-            for key, values, blob in zip(keys, sums, rolled.stages, strict=True):
-                _add(found, (key[0] * US_PER_MINUTE, *key[1:]), values, blob)
-    return dict(found), count
+            yield rows
+
+
+def _file_rows(since: datetime | None, until: datetime | None) -> Iterator[list[tuple[Any, ...]]]:
+    """Rows of the days that were retired, in the form of `_table_rows`."""
+    renamed = {"arrived_us": "arrived_at", "ended_us": "ended_at"}
+    columns = ["pool_id", *(renamed.get(name, name) for name in INTEGERS)]
+    return rows_between(retired_files(), columns, since, until, CHUNK)
 
 
 def _records(table: Any) -> Records:

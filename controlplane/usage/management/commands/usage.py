@@ -7,6 +7,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
+from controlplane.usage.retirement import ArchiveChanged
 from controlplane.usage.verification import verify
 
 SHOWN = 50
@@ -27,7 +28,10 @@ class Command(BaseCommand):
         parser.add_argument("--json", action="store_true", help="print one JSON document")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        result = verify(options["since"], options["until"])
+        try:
+            result = verify(options["since"], options["until"])
+        except ArchiveChanged as error:
+            raise CommandError(str(error)) from error
         if options["json"]:
             self.stdout.write(json.dumps(asdict(result), default=str))
         else:
