@@ -22,3 +22,17 @@ class AgentSlot:
         self.band = Band(policy.band)
         self.metered = MeteredSlot(policy.id, now_us)
         self.state = READY
+
+
+def take_slots(
+    present: dict[str, AgentSlot], own: list[SlotPolicy], now_us: int
+) -> tuple[dict[str, AgentSlot], list[AgentSlot]]:
+    """Slots by name as a revision has them, and those that it took away; a slot that stays keeps its meter."""
+    kept: dict[str, AgentSlot] = {}
+    for policy in own:
+        slot = present.get(policy.name)
+        if slot is None or slot.policy.id != policy.id:
+            slot = AgentSlot(policy, now_us)
+        slot.policy = policy
+        kept[policy.name] = slot
+    return kept, [slot for name, slot in present.items() if kept.get(name) is not slot]

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Final
 
 from controlplane.agent import identity as identities
+from controlplane.agent.backoff import backoff_s
 from controlplane.agent.client import ControlPlane
 from controlplane.agent.clock import boot_id, boot_us
 from controlplane.agent.engine import Engine
@@ -33,20 +34,12 @@ from controlplane.wire.report import Answer, Enrol, Hello
 
 log = logging.getLogger(__name__)
 
-BACKOFF_FIRST_S: Final = 0.5
-BACKOFF_MAX_S: Final = 10.0
 AWAY_CUT_EVERY_US: Final = 60_000_000
 AWAY_CUT_RECORDS: Final = 4_000
 TIDY_EVERY_US: Final = 60_000_000
 PULL_JITTER_S: Final = 0.2
 ASK_KEY_EVERY_US: Final = 600_000_000
 """How often one unknown signing key is asked for."""
-
-
-def backoff_s(failures: int) -> float:
-    """Full jitter over an exponential bound (AWS architecture blog, "Exponential Backoff And Jitter", 2015)."""
-    bound = min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2 ** min(failures, 10))
-    return random.uniform(bound / 4, bound)  # noqa: S311  spreading load, not a secret
 
 
 class Control:
@@ -382,11 +375,12 @@ class Control:
         engine.leases.apply(answer.leases, answer.exhausted, asked_us=sent_us, now_us=now_us)
         if answer.shares:
             engine.registry.apply_shares(answer.shares, now_us)
-        if answer.live is not None:
-            if self.live.apply(answer.live, self.trust):
-                engine.apply_live(self.live)
-            elif self.live.unknown_kid:
-                self._ask_for_key("live", self.live.unknown_kid)
+        if self.live.apply(answer.live, self.trust):
+            engine.apply_live(self.live)
+            if not self.live.whole:
+                self.report_now()
+        elif self.live.unknown_kid:
+            self._ask_for_key("live", self.live.unknown_kid)
         if answer.quarantined:
             log.warning("the control plane set %d rows aside: see the audit page", answer.quarantined)
         engine.draining = answer.drain or self._stopping

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from controlplane.agent.agent_slot import READY, AgentSlot
+from controlplane.agent.agent_slot import READY, AgentSlot, take_slots
 from controlplane.agent.attempt import Attempt
 from controlplane.agent.backends.base import Backend, BackendRequest, Failure, TokenUsage
 from controlplane.agent.batching import BatchingBackend
@@ -32,6 +32,7 @@ from controlplane.agent.live_figures import Figures
 from controlplane.agent.objectives import MINUTE_US, ObjectiveLedger
 from controlplane.agent.policy_state import LiveList
 from controlplane.agent.purses import LeaseBook
+from controlplane.agent.readiness import SENTENCES, closed
 from controlplane.agent.registry import Registry
 from controlplane.agent.replies import answer_client, status_of
 from controlplane.agent.rescheduling import build, move, same_shape
@@ -48,7 +49,7 @@ from controlplane.core.reasons import Outcome
 from controlplane.core.retry_budget import RetryBudget
 from controlplane.core.scheduling import Scheduler
 from controlplane.core.slots import Isolation, RunningSlot
-from controlplane.wire.policy import PolicyDocument, SlotPolicy
+from controlplane.wire.policy import PolicyDocument
 
 log = logging.getLogger(__name__)
 
@@ -116,20 +117,16 @@ class Engine:
 
     def closed_because(self) -> str:
         """Why no request is taken now; empty when they are."""
-        if self.draining:
-            return "This server is shutting down. Retry: another one will take the request."
-        if self.spool is None or self.registry.document is None:
-            return "This server has not received its policy yet. Retry shortly."
-        if self.disk_problem:
-            return "This server cannot write its records. Retry: another one will take the request."
-        return ""
+        reason = closed(self)
+        return "" if reason is None else SENTENCES[reason]
 
     def apply_policy(self, document: PolicyDocument, live: LiveList) -> None:
         """Put a verified revision in force, whole: nothing can fail from here on."""
         now_us = self.clock.now_us()
         own = [slot for slot in document.pool.slots if slot.agent_id == self.agent_id]
         scheduler = build(document, own)
-        self._take_slots(own, now_us)
+        self.slots, left = take_slots(self.slots, own, now_us)
+        self.leaving += left
         self.registry.apply_policy(document, live, now_us)
         self.objectives.apply_policy(document)
         self.revision, self._model_id = document.revision, document.pool.model_id
@@ -150,17 +147,6 @@ class Engine:
         self.flex.configure(own, FlexPolicy(lend_p95_us=flex.lend_p95_ms * 1000, drain_bound_us=self.drain_bound_us))
         self.follow_safe_rate(now_us)
         self.readiness.apply()
-
-    def _take_slots(self, own: list[SlotPolicy], now_us: int) -> None:
-        kept: dict[str, AgentSlot] = {}
-        for policy in own:
-            slot = self.slots.pop(policy.name, None)
-            if slot is None or slot.policy.id != policy.id:
-                slot = AgentSlot(policy, now_us)
-            slot.policy = policy
-            kept[policy.name] = slot
-        self.leaving += self.slots.values()
-        self.slots = kept
 
     def apply_live(self, live: LiveList) -> None:
         """Keys, suspensions and freezes: in force from the next decision on."""

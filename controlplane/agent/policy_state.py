@@ -213,6 +213,9 @@ class LiveList:
     def __init__(self, state_dir: Path) -> None:
         self._path = state_dir / LIVE_FILE
         self.number = 0
+        self.whole = False
+        """Nothing is missing: the control plane said so, or the process before had a list. A long one comes in parts,
+        and until the last of them a key that is not here may be a good one."""
         self.keys: dict[int, LiveKey] = {}
         self.by_hash: dict[str, LiveKey] = {}
         self.tenants: dict[int, LiveTenant] = {}
@@ -233,14 +236,18 @@ class LiveList:
         if bodies is not None:
             self._place_all(bodies)
             self.number = stored.number
+            self.whole = True
 
-    def apply(self, delta: LiveDelta, trust: Trust) -> bool:
-        """Take a delta of an answer; True when something changed.
+    def apply(self, delta: LiveDelta | None, trust: Trust) -> bool:
+        """Take a delta of an answer, or that nothing is missing; True when something changed.
 
         A delta that starts past what is here is left: the number in the next report asks for the rest. An entry that
         does not verify stops the whole delta, so that the number never claims what is not in force.
         """
         self.unknown_kid = ""
+        if delta is None:
+            was_whole, self.whole = self.whole, True
+            return not was_whole
         if not delta.full and (delta.since > self.number or delta.through <= self.number):
             return False
         if delta.full and delta.through == self.number and not delta.entries:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from controlplane.core.admission import estimate_wait_us
 
@@ -17,21 +17,37 @@ class NotReady(StrEnum):
     DRAINING = "draining"
     NO_EPOCH = "no_epoch"
     NO_POLICY = "no_policy"
+    NO_KEYS = "no_keys"
     DISK = "disk"
     NO_SLOT = "no_slot"
 
 
-def not_ready(engine: Engine) -> NotReady | None:
-    """The reason, or None when requests are taken."""
+SENTENCES: Final = {
+    NotReady.DRAINING: "This server is shutting down. Retry: another one will take the request.",
+    NotReady.NO_EPOCH: "This server has not received its policy yet. Retry shortly.",
+    NotReady.NO_POLICY: "This server has not received its policy yet. Retry shortly.",
+    NotReady.NO_KEYS: "This server has not received the list of API keys yet. Retry shortly.",
+    NotReady.DISK: "This server cannot write its records. Retry: another one will take the request.",
+}
+"""What a client is told. Without a ready slot requests are queued or refused as their class says."""
+
+
+def closed(engine: Engine) -> NotReady | None:
+    """Why no request is taken at all, or None."""
     if engine.draining:
         return NotReady.DRAINING
     if engine.spool is None:
         return NotReady.NO_EPOCH
     if engine.registry.document is None:
         return NotReady.NO_POLICY
-    if engine.disk_problem:
-        return NotReady.DISK
-    return None if engine.ready else NotReady.NO_SLOT
+    if not engine.registry.knows_keys:
+        return NotReady.NO_KEYS
+    return NotReady.DISK if engine.disk_problem else None
+
+
+def not_ready(engine: Engine) -> NotReady | None:
+    """Why a balancer is to send requests elsewhere, or None."""
+    return closed(engine) or (None if engine.ready else NotReady.NO_SLOT)
 
 
 def expected_wait_us(engine: Engine, class_slug: str, now_us: int) -> int | None:

@@ -43,10 +43,15 @@ def no_policy(engine):
     engine.registry.document = None
 
 
+def no_keys(engine):
+    engine.registry.knows_keys = False
+
+
 REASONS = {
     NotReady.DRAINING: (drain, "is shutting down"),
     NotReady.NO_EPOCH: (no_epoch, "has not received its policy yet"),
     NotReady.NO_POLICY: (no_policy, "has not received its policy yet"),
+    NotReady.NO_KEYS: (no_keys, "has not received the list of API keys yet"),
 }
 
 

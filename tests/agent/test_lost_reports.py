@@ -38,7 +38,7 @@ async def serve(process, requests: int) -> None:
 
 async def test_the_control_plane_is_told_of_reports_that_are_lost(world, tmp_path, monkeypatch):
     monkeypatch.setattr("controlplane.agent.spool.SEGMENT_BYTES", 6_000)
-    monkeypatch.setattr("controlplane.agent.control.BACKOFF_MAX_S", 0.2)
+    monkeypatch.setattr("controlplane.agent.backoff.MAX_S", 0.2)
     token, port = await cp.in_database(world.token)(), free_port()
     up = cp.control_plane(port)
     url = await up.__aenter__()

@@ -14,8 +14,8 @@ from controlplane.agent import identity
 from controlplane.agent.atomic_file import write_atomic
 from controlplane.agent.backends.base import BackendRequest
 from controlplane.agent.backends.curves import A100, CURVES, H100
+from controlplane.agent.backoff import MAX_S, backoff_s
 from controlplane.agent.clock import Clock, boot_us
-from controlplane.agent.control import BACKOFF_MAX_S, backoff_s
 from controlplane.agent.errors import AgentError
 from controlplane.agent.request_ids import new_request_id
 from controlplane.agent.sliding import Flow, Presence, WindowCount
@@ -127,7 +127,7 @@ def test_signing_keys_are_told_apart_by_use():
 
 def test_backoff_grows_and_is_bounded():
     for failures in range(40):
-        assert 0 < backoff_s(failures) <= BACKOFF_MAX_S
+        assert 0 < backoff_s(failures) <= MAX_S
     assert max(backoff_s(20) for _ in range(50)) > 2 * max(backoff_s(0) for _ in range(50))
 
 

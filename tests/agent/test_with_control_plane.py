@@ -1,6 +1,7 @@
 """Agent and exchange as the pair they are: enrol, hello, report, policy, live list, leases, grants, seal."""
 
 import asyncio
+import copy
 import shutil
 from datetime import timedelta
 
@@ -10,12 +11,15 @@ from django.utils import timezone
 
 from controlplane.agent.errors import Superseded
 from controlplane.agent.identity import IDENTITY_FILE
+from controlplane.agent.policy_state import LIVE_FILE
 from controlplane.contracts.models import Contract, ContractVersion, ObjectiveMinute
 from controlplane.fleet.models import Agent, AgentLive, Slot
 from controlplane.policy import live_list, signing
 from controlplane.policy.models import Delivery
+from controlplane.tenants.models import ApiKey
 from controlplane.usage.models import AgentCursor
 from tests.agent import control_planes as cp
+from tests.agent.wire_client import WireClient, chat_body, post
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -61,6 +65,41 @@ async def test_from_enrolment_to_seal(world, tmp_path):
         assert len(rows) == len({row[0] for row in rows}) == 12
         assert {row[1] for row in rows} == {1}
         assert all(row[2] == round(row[3] * 4400) for row in rows)
+
+
+def many_keys_before(key, count: int) -> None:
+    rows = []
+    for number in range(count):
+        row = copy.copy(key)
+        row.pk, row.public_id, row.secret_hash, row.live_number = None, f"k{number}", f"{number:064x}", number + 1
+        rows.append(row)
+    key.live_number = count + 1
+    key.save()
+    ApiKey.objects.bulk_create(rows)
+
+
+async def test_ready_means_that_the_keys_are_here_however_long_the_list(world, tmp_path):
+    """A long list comes in parts, and this key with the last: nobody with a good key is told that it is unknown."""
+    await cp.in_database(many_keys_before)(world.key, live_list.DELTA_LIMIT * 2)
+    token = await cp.in_database(world.token)()
+    state = tmp_path / "state"
+    statuses: list[int] = []
+    async with cp.control_plane() as url:
+        async with cp.running_agent(url, token, state) as process:
+            await cp.until(lambda: process.control.epoch_now())
+        (state / LIVE_FILE).unlink(missing_ok=True)
+        await cp.in_database(cp.push_policy)()
+        async with cp.running_agent(url, token, state) as process:
+            await cp.until(lambda: process.port)
+            client = await WireClient.connect(process.port)
+
+            async def served() -> bool:
+                statuses.append((await client.ask(post(chat_body(max_tokens=1), key=cp.SECRET))).status)
+                return statuses[-1] == 200
+
+            await cp.until(served)
+            assert process.control.live.number > 2 * live_list.DELTA_LIMIT
+    assert set(statuses) == {200, 503}, statuses
 
 
 async def _count_is(count: int) -> bool:

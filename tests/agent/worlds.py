@@ -260,6 +260,7 @@ class Agent:
         self.spool = EpochSpool.create(state_dir / "spool", 1, self.engine.clock.now_us())
         self.engine.start(self.spool)
         assert self.live.apply(delta(*keys), trust())
+        assert self.live.apply(None, trust())
         self.apply(doc)
         self.front = HttpFront(TenantRoutes(self.engine))
         self.port = 0
