@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from controlplane.agent.backends.base import TokenUsage
+from controlplane.agent.backends.usage_reading import read_usage
 from controlplane.core.batching import Member, OutputCountError, length_bucket, share_tokens, split
 
 _OWN_FIELDS: Final = frozenset({"input", "user", "priority"})
@@ -59,14 +60,10 @@ def merged_body(parts: Sequence[EmbeddingInputs]) -> bytes:
     return _encode(fields)
 
 
-class _Usage(Struct):
-    prompt_tokens: int | None = None
-
-
 class _Answer(Struct):
     data: list[dict[str, Raw]]
     model: Raw = Raw(b'""')
-    usage: _Usage | None = None
+    usage: Raw = Raw(b"null")
 
 
 _answer = msgspec.json.Decoder(_Answer)
@@ -132,12 +129,13 @@ def _in_order(data: list[dict[str, Raw]]) -> list[dict[str, Raw]]:
     return [by_index[index] for index in range(len(data))]
 
 
-def _tokens(usage: _Usage | None, waiting: Sequence[Waiting]) -> tuple[list[int], bool]:
-    """Prompt tokens of each member, and whether they are estimated."""
+def _tokens(told: Raw, waiting: Sequence[Waiting]) -> tuple[list[int], bool]:
+    """Prompt tokens of each member, and whether they are estimated; a count that cannot be is none."""
+    usage = read_usage(told)
     exact = all(one.inputs.token_counts is not None for one in waiting)
     expected = [sum(one.inputs.token_counts or ()) or one.prompt_tokens for one in waiting]
     total = None if usage is None else usage.prompt_tokens
-    if total is None or total < 0:
+    if total is None:
         return expected, not exact
     return share_tokens(total, expected), len(waiting) > 1 and not (exact and total == sum(expected))
 

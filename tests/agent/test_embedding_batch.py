@@ -111,3 +111,15 @@ def test_without_usage_the_expected_tokens_are_told_and_flagged():
     del answer["usage"]
     parts = split_answer(json.dumps(answer).encode(), members)
     assert [(part.usage.prompt_tokens, part.usage.estimated) for part in parts] == [(7, True), (8, True)]
+
+
+@pytest.mark.parametrize("count", ["1e3000", "18446744073709551616", "4294967296", "-1", '"7"', "1.5", "{}"])
+@pytest.mark.parametrize("members", [1, 2])
+def test_a_count_of_tokens_that_cannot_be_is_none(count, members):
+    """What was computed is handed out; a number beyond any model would be charged, or would fit no record."""
+    held = [waiting(body_of(f"text {number}"), number, prompt_tokens=7) for number in range(members)]
+    body = served(merged_body([one.inputs for one in held]), 99)
+    told = body.replace(b'"prompt_tokens": 99', b'"prompt_tokens": ' + count.encode())
+    assert told != body
+    parts = split_answer(told, held)
+    assert [(part.usage.prompt_tokens, part.usage.estimated) for part in parts] == [(7, True)] * members

@@ -2,13 +2,14 @@
 
 import asyncio
 import base64
+import itertools
 import json
 import struct
 
 import openai
 import pytest
 
-from controlplane.agent.backends.openai import OpenAIBackend
+from controlplane.agent.backends.openai import HEADS_KEPT, OpenAIBackend
 from controlplane.agent.backends.sim_one_shot import packed, unit_vector
 from controlplane.core.reasons import Outcome
 from controlplane.wire.policy import Batching
@@ -479,6 +480,22 @@ async def test_tensors_pass_through_any_server_and_are_measured_by_gpu_time(make
     assert row.charge_gpu_nanos == row.gpu_us and row.charge_prompt_nanos == 0
     assert agent.engine.registry.tokenless_time.mean_us == row.gpu_us, "what the next is expected to take"
     agent.assert_nothing_held()
+
+
+async def test_the_many_spellings_of_a_models_path_are_not_all_remembered(make_agent):
+    async def serve(_, body, writer):
+        respond(writer, 200, b"{}")
+
+    async with Upstream(serve) as upstream:
+        backend = OpenAIBackend(upstream.url)
+        agent = await make_agent(backend=backend)
+        spelled = itertools.product(*((letter, f"%{ord(letter):02x}", f"%{ord(letter):02X}") for letter in "llama-7"))
+        connection = await WireClient.connect(agent.port)
+        for letters in itertools.islice(spelled, 3 * HEADS_KEPT):
+            path = f"/v2/models/{''.join(letters)}{worlds.MODEL.removeprefix('llama-7')}/infer"
+            assert (await connection.ask(post(TENSOR, path))).status == 200
+        assert len(upstream.bodies) == 3 * HEADS_KEPT
+        assert len(backend._heads) <= HEADS_KEPT
 
 
 async def test_a_client_that_says_that_its_data_is_not_binary_is_served(make_agent):

@@ -32,6 +32,8 @@ ANSWER_BYTES_MAX: Final = 64 * 1024 * 1024
 HEAD_BYTES_MAX: Final = 64 * 1024
 END_AFTER_DONE_S: Final = 1.0
 """How long a server may keep a response open behind its `[DONE]`, which the client gets with the end."""
+HEADS_KEPT: Final = 64
+"""Clients may write a model's name in a tensor path in countless ways (`%61` is `a`): few of them are remembered."""
 RETRYABLE_STATUS: Final = frozenset({502, 503})
 NOT_THE_CLIENTS: Final = frozenset({401, 403, 407})
 """Statuses by which a server refuses the agent: the client's own key was good, so it is not told so."""
@@ -63,7 +65,7 @@ class OpenAIBackend:
         """Reads that brought something."""
         self.tasks: set[asyncio.Task[None]] = set()
         self._heads: dict[tuple[str, bool], bytes] = {}
-        """Heads up to the request's id, by path (there are few: others are not found) and whether it streams."""
+        """Heads up to the request's id, by path and whether it streams."""
 
     async def open(self) -> None:
         return None
@@ -141,6 +143,8 @@ class OpenAIBackend:
         """A request as it is sent."""
         head = self._heads.get((request.path, request.stream))
         if head is None:
+            if len(self._heads) >= HEADS_KEPT:
+                self._heads.clear()
             head = self._heads[request.path, request.stream] = (
                 b"POST %b HTTP/1.1\r\nhost: %b\r\ncontent-type: application/json\r\naccept: %b\r\nx-request-id: "
                 % (
