@@ -513,3 +513,14 @@ async def test_a_report_goes_early_when_the_work_runs_out_and_not_when_nothing_m
     lease(agent, [])
     agent.engine.items.after_end(agent.engine.clock.now_us())
     assert len(asked) == 1, "the last answer brought nothing: the next report comes in its time"
+
+
+async def test_items_of_one_shot_work_run_too(make_agent):
+    agent = await make_agent()
+    text = json.dumps({"model": worlds.MODEL, "input": ["one text", "another"]}).encode()
+    lease(agent, [item(1, text=text), item(2, text=b'{"model":"llama-70b"}')], jobs=[job(endpoint="/v1/embeddings")])
+    await agent.until(lambda: ended(agent) == 2)
+    told = {done.fence: done for done in report(agent).items_done}
+    assert len(msgspec.json.decode(told[1].response)["data"]) == 2
+    assert (told[2].status, "input" in told[2].reason) == (400, True)
+    agent.assert_nothing_held()
