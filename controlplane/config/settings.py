@@ -188,6 +188,7 @@ CELERY_BEAT_SCHEDULE = {
     "retire-records": {"task": "usage.retire_records", "schedule": 3_600.0},
     "attribute-open-hours": {"task": "ledger.attribute_open", "schedule": 60.0},
     "settle-closed-months": {"task": "ledger.settle_closed", "schedule": 600.0},
+    "fold-balances": {"task": "ledger.fold_balances", "schedule": 60.0},
     "sweep-exports": {"task": "ledger.sweep_exports", "schedule": 60.0},
     "sweep-rollouts": {"task": "policy.sweep", "schedule": 5.0},
     "sweep-leases": {"task": "budgets.sweep", "schedule": 30.0},

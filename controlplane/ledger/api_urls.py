@@ -2,9 +2,23 @@
 
 from django.urls import path
 
+from controlplane.ledger import close_api
 from controlplane.ledger.api import AttributionReport, ChargesReport
 
 urlpatterns = [
     path("reports/attribution/", AttributionReport.as_view(), name="api-report-attribution"),
     path("reports/charges/", ChargesReport.as_view(), name="api-report-charges"),
+    path("reconciliations/<str:period>/", close_api.ReconciliationView.as_view(), name="api-reconciliation"),
+    path("periods/", close_api.PeriodsView.as_view(), name="api-periods"),
+    path("periods/<str:period>/", close_api.PeriodView.as_view(), name="api-period"),
+    path("periods/<str:period>/close/", close_api.ClosePeriodView.as_view(), name="api-period-close"),
+    path("periods/<str:period>/reopen/", close_api.ReopenPeriodView.as_view(), name="api-period-reopen"),
+    path(
+        "periods/<str:period>/exports/<str:file_format>/",
+        close_api.PeriodExportView.as_view(),
+        name="api-period-export",
+    ),
+    path("proposals/", close_api.ProposalsView.as_view(), name="api-proposals"),
+    path("proposals/<int:pk>/approve/", close_api.ApproveView.as_view(), name="api-proposal-approve"),
+    path("proposals/<int:pk>/reject/", close_api.RejectView.as_view(), name="api-proposal-reject"),
 ]

@@ -6,9 +6,10 @@ from typing import Any
 
 from django.db import connection
 
-from controlplane.core.money import format_nanos
+from controlplane.core.money import cents_of
 from controlplane.core.period import Window
 from controlplane.ledger.models import Proposal
+from controlplane.ledger.pages import cents_text
 from controlplane.ledger.queries import checks
 from controlplane.ledger.reconciliation import Reconciliation, reconcile
 from controlplane.usage.models import Quarantine, RollupDelta
@@ -122,7 +123,7 @@ def _attribution(window: Window) -> tuple[Check, Check]:
     unposted = missing + found.open_intervals
     title = "Unposted pool hours"
     if found.intervals_nanos != found.ledger_nanos:
-        text = f"Pool hours say {format_nanos(found.intervals_nanos)}, the ledger {format_nanos(found.ledger_nanos)}."
+        text = f"Pool hours say {_money(found.intervals_nanos)}, the ledger {_money(found.ledger_nanos)}."
         posted = Check("unposted", title, BAD, "Sums disagree", f"{text} Run attribution for this month.")
     elif unposted:
         text = "Hours without attribution, or not complete. Run attribution for this month."
@@ -141,13 +142,13 @@ def _unreconciled(found: Reconciliation) -> Check:
     title = "Unreconciled"
     if not found.bridge.invoices:
         return Check("unreconciled", title, UNKNOWN, "No invoice", "No invoice of this month is imported.")
-    left, tolerance = format_nanos(abs(found.open_nanos)), format_nanos(found.tolerance_nanos)
+    left, tolerance = _money(abs(found.open_nanos)), _money(found.tolerance_nanos)
     text = f"{left} {found.currency} of variance is not booked; {tolerance} are tolerated."
     return Check("unreconciled", title, OK if found.within_tolerance else RISK, left, text)
 
 
 def _residual(found: Reconciliation) -> Check:
-    left = format_nanos(found.bridge.unexplained_nanos)
+    left = _money(found.bridge.unexplained_nanos)
     if found.bridge.closes:
         return Check("bridge", "Bridge", OK, f"Residual {left}", "Every step adds up to the invoice.")
     return Check("bridge", "Bridge", BAD, f"Residual {left}", "No step names this amount. Report it.")
@@ -162,3 +163,7 @@ def _proposals(period: str) -> Check:
 
 def _many(count: int, noun: str) -> str:
     return f"{count:,} {noun}" + ("" if count == 1 else "s")
+
+
+def _money(nanos: int) -> str:
+    return cents_text(cents_of(nanos))

@@ -311,26 +311,31 @@ class TrialBalance:
         return hashlib.sha256(text.encode()).hexdigest()
 
 
+_TRIAL = """
+WITH folded AS (SELECT coalesce(max(through_id), 0) AS id FROM ledger_balancefold),
+moved AS (
+    SELECT account_id, debit_nanos AS debit, credit_nanos AS credit, debits FROM ledger_balancesum {sums}
+    UNION ALL
+    SELECT t.debit_id, t.amount_nanos, 0, 1 FROM ledger_transfer t, folded WHERE t.id > folded.id {transfers}
+    UNION ALL
+    SELECT t.credit_id, 0, t.amount_nanos, 0 FROM ledger_transfer t, folded WHERE t.id > folded.id {transfers}
+)
+SELECT a.code, a.kind, sum(m.debit)::bigint, sum(m.credit)::bigint, sum(m.debits)::bigint
+FROM moved m JOIN ledger_account a ON a.id = m.account_id GROUP BY a.code, a.kind ORDER BY a.code COLLATE "C"
+"""
+
+
 def trial_balance(period: str | None = None) -> TrialBalance:
-    """All accounts with movements in a period (YYYY-MM), or ever; two statements in one snapshot of the book."""
-    where, given = ("WHERE t.period = %(period)s", {"period": period}) if period else ("", {})
+    """All accounts with movements in a period (YYYY-MM), or ever: sums of what is folded and the transfers since.
+
+    One statement sees sums, fold and transfers of one instant, so nothing is missed or counted twice.
+    """
+    limits = ("WHERE period = %(period)s", "AND t.period = %(period)s") if period else ("", "")
     with connection.cursor() as cursor:
-        cursor.execute(
-            f"""
-            SELECT a.code, a.kind, sum(m.debit)::bigint, sum(m.credit)::bigint, sum(m.events)::bigint,
-                   sum(m.transfers)::bigint
-            FROM (
-                SELECT t.debit_id AS account_id, t.amount_nanos AS debit, 0 AS credit, 0 AS events, 1 AS transfers
-                FROM ledger_transfer t {where}
-                UNION ALL
-                SELECT t.credit_id, 0, t.amount_nanos, 0, 0 FROM ledger_transfer t {where}
-            ) m JOIN ledger_account a ON a.id = m.account_id GROUP BY a.code, a.kind ORDER BY a.code COLLATE "C"
-            """,  # noqa: S608 - the condition is a constant
-            given,
-        )
+        cursor.execute(_TRIAL.format(sums=limits[0], transfers=limits[1]), {"period": period} if period else {})
         rows = cursor.fetchall()
     events = LedgerEvent.objects.filter(period=period) if period else LedgerEvent.objects.all()
-    return TrialBalance(tuple(Balance(*row[:4]) for row in rows), events.count(), sum(int(row[5]) for row in rows))
+    return TrialBalance(tuple(Balance(*row[:4]) for row in rows), events.count(), sum(int(row[4]) for row in rows))
 
 
 def balances(period: str | None = None) -> dict[str, int]:

@@ -3,6 +3,7 @@
 from celery import shared_task
 from django.utils import timezone
 
+from controlplane.ledger.balance_sums import fold_balances
 from controlplane.ledger.exports import run_export, waiting_exports
 from controlplane.ledger.periods import settle_closed
 from controlplane.ledger.settling import attribute_open as attribute_open_hours
@@ -46,3 +47,9 @@ def sweep_exports() -> int:
     """Exports whose message or worker was lost, and the end of old ones; returns how many were taken up."""
     now = timezone.now()
     return sum(run_export(job_id, now=now) for job_id in waiting_exports(now))
+
+
+@shared_task(name="ledger.fold_balances", ignore_result=True)
+def fold() -> int:
+    """Folds transfers into balances; returns how many numbers of transfers it went over."""
+    return fold_balances(timezone.now())

@@ -2,7 +2,7 @@
 
 from django.urls import path
 
-from controlplane.ledger import rate_urls, views
+from controlplane.ledger import close_urls, rate_urls, views
 
 urlpatterns = [
     path("finance/", views.finance_page, name="finance"),
@@ -11,5 +11,6 @@ urlpatterns = [
     path("finance/ledger/", views.ledger_page, name="finance-ledger"),
     path("finance/statements/", views.statements_page, name="statements"),
     path("finance/statements/<slug:slug>/", views.statement_page, name="statement"),
+    *close_urls.urlpatterns,
     *rate_urls.urlpatterns,
 ]

@@ -23,8 +23,9 @@ from controlplane.core.reasons import Reason
 from controlplane.fleet.actions import create_enrolment_token
 from controlplane.flex.models import Decision, Lend
 from controlplane.jobs.models import Batch, Job, StoredFile
+from controlplane.jobs.storage import Writing
 from controlplane.ledger import rates
-from controlplane.ledger.models import AttributionInterval
+from controlplane.ledger.models import AttributionInterval, ExportJob, Proposal
 from controlplane.policy.compile import compile_configuration
 from controlplane.policy.models import Revision, Rollout
 from controlplane.tenants import key_actions
@@ -189,6 +190,32 @@ def batch(owner: str) -> str:
     return f"batch_{row.uuid.hex}"
 
 
+def upload(owner: str) -> UUID:
+    """A batch without a job: a file that is being checked."""
+    return UUID(batch(owner).removeprefix("batch_"))
+
+
+def results(owner: str) -> str:
+    """The job came from a file, and its results are stored."""
+    row = Job.objects.get(uuid=job(owner))
+    path = f"example results {owner}"
+    if not StoredFile.objects.filter(path=path).exists():
+        with Writing(path) as writing:
+            writing.write(f'{{"custom_id": "{MARK[owner]}"}}\n'.encode())
+            written = writing.finish()
+        file = StoredFile.objects.create(
+            tenant=row.tenant, purpose="batch_output", filename=f"results {MARK[owner]}", path=path,
+            size_bytes=written.size_bytes, lines=written.lines, created_by="key", created_at=factories.NOW,
+            ready_at=factories.NOW, expires_at=timezone.now() + timedelta(days=1),
+        )  # fmt: skip
+        Batch.objects.create(
+            tenant=row.tenant, job=row, input_file=file, output_file=file, class_slug="bulk", state="completed",
+            endpoint="/v1/chat/completions", completion_window="24h", metadata={"name": MARK[owner]}, created_by="key",
+            created_at=factories.NOW, expires_at=timezone.now() + timedelta(days=1),
+        )  # fmt: skip
+    return "results"
+
+
 def revision(owner: str) -> int:
     pool(owner)
     found = Revision.objects.first() or Revision.objects.create(
@@ -227,6 +254,32 @@ def interval(owner: str) -> int:
     return found.pk
 
 
+def month(owner: str) -> str:
+    return "2026-10"
+
+
+def file_format(owner: str) -> str:
+    return "csv"
+
+
+def export_job(owner: str) -> int:
+    found, _ = ExportJob.objects.get_or_create(
+        period="2026-10", format="csv", defaults={"asked_at": factories.NOW, "asked_by": "ada"}
+    )
+    return found.pk
+
+
+def proposal(owner: str) -> int:
+    found, _ = Proposal.objects.get_or_create(
+        event_key=f"credit_note:{owner}",
+        defaults={
+            "kind": "credit_note", "period": "2026-10", "tenant_slug": owner, "amount_nanos": 1, "lines": [],
+            "reason": f"note {MARK[owner]}", "made_at": factories.NOW, "made_by": "ada",
+        },
+    )  # fmt: skip
+    return found.pk
+
+
 def decision(owner: str) -> int:
     return Decision.objects.filter(pool__slug=pool(owner)).latest("pk").pk
 
@@ -234,6 +287,16 @@ def decision(owner: str) -> int:
 ARGUMENTS: dict[tuple[str, str], Maker] = {
     ("finance/statements/", "slug"): tenant,
     ("finance/intervals/", "pk"): interval,
+    ("finance/reconciliation/", "period"): month,
+    ("finance/periods/", "period"): month,
+    ("finance/periods/", "format"): file_format,
+    ("finance/exports/", "pk"): export_job,
+    ("finance/proposals/", "pk"): proposal,
+    ("finance/skus/", "slug"): pool,
+    ("api/v1/periods/", "period"): month,
+    ("api/v1/periods/", "file_format"): file_format,
+    ("api/v1/proposals/", "pk"): proposal,
+    ("api/v1/reconciliations/", "period"): month,
     ("requests/", "request_id"): request_id,
     ("api/v1/requests/", "request_id"): request_id,
     ("policy/revisions/", "number"): rollout,
@@ -254,6 +317,8 @@ ARGUMENTS: dict[tuple[str, str], Maker] = {
     ("rates/cards/", "class_slug"): workload_class,
     ("rates/cards/", "model_id"): served_model,
     ("jobs/", "job_uuid"): job,
+    ("jobs/", "which"): results,
+    ("jobs/uploads/", "batch_uuid"): upload,
     ("api/v1/slots/", "pk"): slot,
     ("api/v1/agents/", "pk"): agent,
     ("api/v1/enrolment-tokens/", "pk"): enrolment_token,

@@ -1,12 +1,15 @@
 """Filters of the finance pages."""
 
 from datetime import datetime
+from decimal import Decimal
+from fractions import Fraction
 
 from django import template
 
-from controlplane.core.period import Calendar, load_zone, window_at
+from controlplane.core.period import Calendar, from_us, load_zone, window_at
+from controlplane.ledger.bridging import STEP_TITLES
 from controlplane.ledger.pages import cents_text, row_id
-from controlplane.web.numerals import fixed
+from controlplane.web.numerals import DASH, MINUS, fixed
 
 register = template.Library()
 register.filter("cents", cents_text)
@@ -29,3 +32,33 @@ def ppm_percent(ppm: int | None) -> str:
 def local_day(at: datetime, zone: str) -> str:
     """The date of the billing zone that holds an instant."""
     return window_at(load_zone(zone), Calendar.DAY, at).label
+
+
+@register.filter
+def exact_decimal(value: Decimal | Fraction | None) -> str:
+    """An exact number as grouped text without needless zeros; fractions to nine decimals."""
+    if value is None:
+        return DASH
+    if isinstance(value, Fraction):
+        value = Decimal(round(value * 10**9)).scaleb(-9)
+    text = f"{abs(value):,f}"
+    text = text.rstrip("0").rstrip(".") if "." in text else text
+    return f"{MINUS if value < 0 else ''}{text}"
+
+
+@register.filter
+def ratio(value: Fraction | None) -> float | None:
+    """An exact ratio as a number to show."""
+    return None if value is None else float(value)
+
+
+@register.filter
+def step_title(name: str) -> str:
+    """The title of a step of the bridge; empty for none."""
+    return STEP_TITLES.get(name, "")
+
+
+@register.filter
+def minute_utc(at_us: int) -> str:
+    """Microseconds since 1970 as day and minute in UTC."""
+    return f"{from_us(at_us):%Y-%m-%d %H:%M}"

@@ -1,0 +1,18 @@
+"""Pages of the month's end."""
+
+from django.urls import path
+
+from controlplane.ledger import close_views
+
+urlpatterns = [
+    path("finance/reconciliation/", close_views.bridge_page, name="finance-bridge"),
+    path("finance/reconciliation/<str:period>/propose/", close_views.propose_variance, name="variance-propose"),
+    path("finance/skus/<slug:slug>/", close_views.pool_sku, name="pool-sku"),
+    path("finance/periods/", close_views.periods_page, name="periods"),
+    path("finance/periods/<str:period>/", close_views.period_page, name="period"),
+    path("finance/periods/<str:period>/export/<str:format>/", close_views.period_export, name="period-export"),
+    path("finance/exports/", close_views.exports_page, name="exports"),
+    path("finance/exports/<int:pk>/", close_views.export_job, name="export-job"),
+    path("finance/proposals/", close_views.proposals_page, name="proposals"),
+    path("finance/proposals/<int:pk>/", close_views.decide, name="proposal-decide"),
+]
