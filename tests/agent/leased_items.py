@@ -7,12 +7,14 @@ import json
 import msgspec
 from msgspec import Raw
 
+from controlplane.agent.backends.openai import OpenAIBackend
 from controlplane.agent.clock import boot_us
 from controlplane.agent.items import ItemRunner
 from controlplane.agent.reporting import cut_last_report, cut_report
 from controlplane.agent.spool import EpochSpool
 from controlplane.wire.report import Item, ItemJob, ItemsCancelled, Report
 from tests.agent import worlds
+from tests.agent.upstreams import Upstream
 
 JOB = "0192d5a4-7c00-7000-8000-00000000000%d"
 SECOND_US = 1_000_000
@@ -78,3 +80,13 @@ def last_reports(state_dir) -> list[Report]:
     made = [msgspec.json.decode(spool.body_of(stored), type=Report) for stored in spool.state.reports]
     spool.close()
     return made
+
+
+def ended(agent: worlds.Agent) -> int:
+    """Items that ended on the agent, however."""
+    return sum(agent.engine.items.done.values())
+
+
+async def upstream_agent(make_agent, upstream: Upstream) -> worlds.Agent:
+    """An agent before that inference server."""
+    return await make_agent(backend=OpenAIBackend(upstream.url))
