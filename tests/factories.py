@@ -50,6 +50,12 @@ def slot(pool_row: Pool, name: str, band: str, **values: Any) -> Slot:
     return row
 
 
+def batch_floor(pool_row: Pool, slots: int = 2) -> None:
+    """Slots that jobs are promised, without an agent that reports them."""
+    for number in range(slots):
+        Slot.objects.create(pool=pool_row, name=f"floor-{number}", band="batch")
+
+
 @functools.cache
 def password_hash() -> str:
     """Of the one password of all people in tests: hashed once, since hashing is slow on purpose."""

@@ -58,8 +58,9 @@ class JobNeed:
     nanos: int
 
 
-def fund(cursor: SqlCursor, agent_id: int, epoch: int, needs: Iterable[JobNeed], now: datetime) -> int:
-    """Hands an agent what it needs for jobs, out of their reservations as far as they go; returns the nanos moved.
+def fund(cursor: SqlCursor, agent_id: int, epoch: int, needs: Iterable[JobNeed], now: datetime) -> dict[UUID, int]:
+    """Hands an agent what it needs for jobs, out of their reservations as far as they go; returns what it has of each
+    then, unspent and unreserved. Jobs without an open reservation are missing.
 
     Where it has less than it needs, it is given up to twice that, so that it is not topped up with every report.
     Must run in a transaction.
@@ -67,10 +68,10 @@ def fund(cursor: SqlCursor, agent_id: int, epoch: int, needs: Iterable[JobNeed],
     wanted = {need.job: need.nanos for need in needs if need.nanos > 0}
     reservations = _lock_reservations(cursor, wanted)
     held = _lock_held(cursor, agent_id, epoch, sorted(reservations), now)
-    moved = 0
+    after: dict[UUID, int] = {}
     for job, reservation in reservations.items():
         own = held.get(job)
-        free = 0 if own is None else own.free_nanos
+        free = after[job] = 0 if own is None else own.free_nanos
         if free >= wanted[job] or not reservation.amount_nanos:
             continue
         amount = min(reservation.amount_nanos, 2 * wanted[job] - free)
@@ -86,8 +87,8 @@ def fund(cursor: SqlCursor, agent_id: int, epoch: int, needs: Iterable[JobNeed],
             cursor.execute(
                 "UPDATE budgets_lease SET amount_nanos = amount_nanos + %s WHERE id = %s", (amount, own.newest_id)
             )
-        moved += amount
-    return moved
+        after[job] = free + amount
+    return after
 
 
 @dataclass(frozen=True, slots=True)

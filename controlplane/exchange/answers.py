@@ -13,6 +13,7 @@ from controlplane.budgets.divisions import shares_for
 from controlplane.budgets.leases import acquire, open_leases, running_low
 from controlplane.core.period import to_us
 from controlplane.exchange.composition import Result
+from controlplane.exchange.job_funds import fund_items
 from controlplane.exchange.messages import Incoming
 from controlplane.exchange.safe_rates import safe_rate_shares
 from controlplane.flex.queries import grants_for
@@ -69,6 +70,7 @@ def look(connection: Connection[Any], agents: Sequence[tuple[int, int]], now: da
     outlook = Outlook()
     outlook.exhausted = _top_up(connection, agents, now)
     outlook.items = lease_items(connection, agents, now)
+    fund_items(connection, agents, now)
     with connection.cursor() as cursor:
         row = cursor.execute(
             "SELECT generation, coalesce((SELECT max(number) FROM policy_liveentry), 0) FROM tenants_installation"

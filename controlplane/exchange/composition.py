@@ -199,6 +199,8 @@ def _job_progress(records: Records, item_jobs: set[int], changes: Mapping[int, J
     gpu: dict[int, int] = defaultdict(int)
     first: dict[int, int] = {}
     charges: dict[int, int] = defaultdict(int)
+    prompts: dict[int, int] = defaultdict(int)
+    outputs: dict[int, int] = defaultdict(int)
     outcomes, statuses = records.column("outcome"), records.column("status")
     charged = records.rows("charge_prompt_nanos", "charge_gpu_nanos").sum(axis=0)
     for at in of_jobs:
@@ -210,6 +212,8 @@ def _job_progress(records: Records, item_jobs: set[int], changes: Mapping[int, J
             completed[job_id] += done
             failed[job_id] += ended and not done
         charges[job_id] += int(charged[at])
+        prompts[job_id] += int(records.column("prompt_tokens")[at])
+        outputs[job_id] += int(records.column("output_tokens")[at])
         gpu[job_id] += int(records.column("gpu_us")[at])
         started_us = int(records.column("arrived_us")[at] + max(0, records.column("queue_us")[at]))
         first[job_id] = min(started_us, first.get(job_id, started_us))
@@ -224,6 +228,8 @@ def _job_progress(records: Records, item_jobs: set[int], changes: Mapping[int, J
             parked=changes.get(job_id, nothing).parked,
             cancelled=changes.get(job_id, nothing).cancelled,
             charge_nanos=charges[job_id],
+            prompt_tokens=prompts[job_id],
+            output_tokens=outputs[job_id],
         )
         for job_id in sorted({*first, *changes})
     ]

@@ -16,7 +16,7 @@ from django.conf import settings
 from django.db import connections
 from psycopg import Cursor
 
-from controlplane.budgets.leases import Asking, SpendReport, acquire, open_leases, settle
+from controlplane.budgets.leases import Asking, Granted, SpendReport, acquire, open_leases, settle
 from controlplane.core.period import to_us
 from controlplane.exchange import enrolment, rekeying
 from controlplane.exchange.answers import Outlook, compose, interval_ms, look
@@ -26,6 +26,7 @@ from controlplane.exchange.catalogue import catalogue
 from controlplane.exchange.composition import Result
 from controlplane.exchange.database import connection
 from controlplane.exchange.group_commit import GroupCommit, NotStored
+from controlplane.exchange.job_funds import fund_request
 from controlplane.exchange.messages import Incoming, decode, read_report
 from controlplane.exchange.problems import Refusal, Reply
 from controlplane.fleet.models import Slot
@@ -190,7 +191,11 @@ def _lease(caller: Caller, message: LeaseRequest, now: datetime) -> LeaseAnswer:
             with held.transaction():
                 settle(cursor, [SpendReport(caller.agent.id, to_us(now), message.spends)], now)
         with held.transaction():
-            granted = acquire(cursor, asking, now, unless_held=True)
+            agent = (caller.agent.id, caller.epoch)
+            of_job = message.job and fund_request(
+                cursor, agent, message.tenant_id, message.job, message.need_nanos, now
+            )
+            granted = Granted(None, None) if of_job else acquire(cursor, asking, now, unless_held=True)
         leases = open_leases(cursor, [(caller.agent.id, caller.epoch)]).get(caller.agent.id, [])
     return LeaseAnswer(leases=leases, exhausted=[granted.exhausted] if granted.exhausted else [])
 

@@ -13,7 +13,9 @@ from django.db import IntegrityError, transaction
 from controlplane.audit.actions import record
 from controlplane.audit.actors import Actor
 from controlplane.contracts.models import WorkloadClass
+from controlplane.core.job_admission import IfLate
 from controlplane.fleet.models import Pool
+from controlplane.jobs.admitting import admit, declared_bounds
 from controlplane.jobs.item_partitions import day_of
 from controlplane.jobs.models import Batch, Job
 from controlplane.tenants.models import Tenant
@@ -23,6 +25,7 @@ ITEMS_MOST = 10_000_000
 TOKENS_MOST = 2_000_000_000
 DEADLINE_MOST = timedelta(days=366)
 NAME_MOST = 120
+IF_LATE_HOW = "Write refuse, or best_effort to have it run behind everything else when its deadline cannot be met."
 KEY_MOST = 120
 
 
@@ -30,8 +33,9 @@ KEY_MOST = 120
 class JobOrder:
     """A job as its owner declares it. `prompt_tokens` and `expected_output_tokens` are those of one item.
 
-    `deadline` None takes the class's default; `best_effort` has no deadline at all. `pool` empty is chosen: the one
-    pool that serves the class (and `model`, where given).
+    `deadline` None takes the class's default; `best_effort` has no deadline at all. `if_late` says what becomes of it
+    when its deadline cannot be met (`core.job_admission.IfLate`). `pool` empty is chosen: the one pool that serves the
+    class (and `model`, where given).
     """
 
     class_slug: str
@@ -43,10 +47,14 @@ class JobOrder:
     model: str = ""
     deadline: datetime | None = None
     best_effort: bool = False
+    if_late: str = IfLate.REFUSE.value
 
     def digest(self) -> str:
         """The same for the same order: an idempotency key may not be used for another one."""
         plain = {**asdict(self), "deadline": self.deadline.isoformat() if self.deadline else None}
+        if self.if_late == IfLate.REFUSE:
+            # as orders were told apart before there was a choice
+            del plain["if_late"]
         return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
 
@@ -73,7 +81,8 @@ def submit_job(
 ) -> Submitted:
     """Takes a job of a tenant. `allowed_classes` limits the classes further (an API key's list).
 
-    Raises ValidationError by field, KeyReused when the key belongs to another order.
+    Raises ValidationError by field, KeyReused when the key belongs to another order, NotAdmitted when its deadline or
+    its money is not there.
     """
     if idempotency_key is not None and not 1 <= len(idempotency_key) <= KEY_MOST:
         raise ValidationError({"idempotency_key": f"Use 1 to {KEY_MOST} characters."})
@@ -161,11 +170,15 @@ def _create(
         created_at=now if batch is None else batch.created_at,
         **({} if batch is None else _of_batch(batch, now)),
     )
+    decided = None
+    if batch is None:
+        decided = admit(job, if_late=IfLate(order.if_late), bounds=declared_bounds(job), now=now)
     record(
         actor=actor, action="job.submit", noun="job", object_id=job.uuid, now=now, tenant_slug=tenant.slug,
         after={
             "class": row.slug, "pool": job.pool.slug, "items": job.items, "prompt_tokens": job.prompt_tokens,
             "expected_output_tokens": job.expected_output_tokens, "deadline": job.deadline,
+            "admitted": None if decided is None else decided.verdict.value, "reserved_nanos": job.reserved_nanos,
         },
     )  # fmt: skip
     return job
@@ -192,6 +205,8 @@ def _check_numbers(order: JobOrder) -> None:
         errors["prompt_tokens"] = "A request has at least one token: enter prompt tokens or expected output tokens."
     if len(order.name) > NAME_MOST:
         errors["name"] = f"Use at most {NAME_MOST} characters."
+    if order.if_late not in tuple(IfLate):
+        errors["if_late"] = IF_LATE_HOW
     if order.deadline is not None and order.best_effort:
         errors["deadline"] = "A best-effort job has no deadline: leave one of the two out."
     if errors:

@@ -1,5 +1,6 @@
 """REST of jobs, for staff by session and for tenants by their API key."""
 
+import math
 import uuid
 from dataclasses import asdict
 from datetime import datetime
@@ -19,8 +20,10 @@ from rest_framework.views import APIView
 
 from controlplane.audit.actors import Actor, actor_of
 from controlplane.core.batch_items import ItemState
+from controlplane.core.job_admission import IfLate
 from controlplane.jobs import actions, batch_actions, item_queries, queries
 from controlplane.jobs.actions import JobOrder
+from controlplane.jobs.admitting import MONEY_CODE, NotAdmitted
 from controlplane.jobs.batch_actions import REQUESTS_MOST
 from controlplane.jobs.key_authentication import KeyAuthentication
 from controlplane.jobs.models import Job
@@ -29,6 +32,7 @@ from controlplane.tenants.access import RolePermission
 from controlplane.tenants.models import ApiKey, Tenant
 from controlplane.tenants.queries import visible_tenants
 from controlplane.tenants.rest import KeyReused, VersionedViewSet, writes
+from controlplane.web.api import PROBLEM_TYPE
 
 # An API key may do all of this for its own tenant, nothing else in the REST interface.
 KEY_ACTIONS = frozenset({"list", "retrieve", "create", "cancel", "items", "retry_parked", "extend_deadline"})
@@ -56,6 +60,14 @@ class InstantField(serializers.CharField):
         return at
 
 
+_USED = {
+    "type": "object",
+    "properties": {
+        name: {"type": ["integer", "null"]} for name in ("gpu_us", "prompt_tokens", "output_tokens", "charge_nanos")
+    },
+}
+
+
 class JobSerializer(serializers.ModelSerializer):
     """A job with its progress and its estimate. `uuid` is what the header `x-flexband-job` carries."""
 
@@ -73,6 +85,12 @@ class JobSerializer(serializers.ModelSerializer):
     )
     required_slots = serializers.SerializerMethodField(help_text="What its own deadline asks for from now on.")
     estimated_finish_at = serializers.SerializerMethodField(help_text="At its pace so far; null while unknown.")
+    admission = serializers.JSONField(
+        read_only=True,
+        help_text="The arithmetic of its admission: required and available slots and slack, with and without the band.",
+    )
+    estimated = serializers.SerializerMethodField(help_text="As at its submission; null where it was not known.")
+    actual = serializers.SerializerMethodField(help_text="What was used and charged until now.")
     batch = serializers.SerializerMethodField(help_text="The batch it came from, in OpenAI's form; null for others.")
 
     class Meta:
@@ -82,7 +100,7 @@ class JobSerializer(serializers.ModelSerializer):
             "items_failed", "prompt_tokens", "expected_output_tokens", "deadline", "gpu_us_done", "remaining_gpu_us",
             "estimate_gpu_us_per_item", "created_by", "created_at", "first_attempt_at", "finished_at", "version",
             "has_items", "endpoint", "items_parked", "items_cancelled", "charge_nanos", "required_slots",
-            "estimated_finish_at", "batch",
+            "estimated_finish_at", "admission", "estimated", "actual", "reserved_nanos", "batch",
         )  # fmt: skip
 
     @extend_schema_field(
@@ -102,6 +120,24 @@ class JobSerializer(serializers.ModelSerializer):
 
     def get_estimated_finish_at(self, job: Job) -> datetime | None:
         return queries.estimated_finish(job, timezone.now())
+
+    @extend_schema_field(_USED)
+    def get_estimated(self, job: Job) -> dict[str, Any]:
+        return {
+            "gpu_us": job.estimated_gpu_us,
+            "prompt_tokens": job.items * job.prompt_tokens,
+            "output_tokens": job.items * job.expected_output_tokens,
+            "charge_nanos": job.estimated_charge_nanos,
+        }
+
+    @extend_schema_field(_USED)
+    def get_actual(self, job: Job) -> dict[str, Any]:
+        return {
+            "gpu_us": job.gpu_us_done,
+            "prompt_tokens": job.prompt_tokens_done,
+            "output_tokens": job.output_tokens_done,
+            "charge_nanos": job.charge_nanos,
+        }
 
     @extend_schema_field({"type": ["object", "null"]})
     def get_batch(self, job: Job) -> dict[str, Any] | None:
@@ -130,12 +166,33 @@ class JobOrderSerializer(serializers.Serializer):
     )  # fmt: skip
     endpoint = serializers.CharField(max_length=40, required=False, help_text="What the requests are for.")
     deadline = InstantField(required=False, allow_null=True, help_text="Without one the class's default.")
+    if_late = serializers.ChoiceField(
+        tuple(IfLate), required=False,
+        help_text="When its deadline cannot be met: refuse it (as without this), or run it behind everything else.",
+    )  # fmt: skip
     best_effort = serializers.BooleanField(required=False, help_text="No deadline: ordered last, never lent for.")
     pool = serializers.CharField(max_length=63, required=False)
     model = serializers.CharField(max_length=120, required=False)
 
 
 JobOrderSerializer._declared_fields["class"] = serializers.CharField(max_length=63)
+
+
+def refusal(refused: NotAdmitted) -> Response:
+    """A job that was not admitted, with its arithmetic: 409 for its deadline, 429 for its money."""
+    money = refused.refusal == MONEY_CODE
+    status_code = status.HTTP_429_TOO_MANY_REQUESTS if money else status.HTTP_409_CONFLICT
+    body = {
+        "type": f"about:blank#{refused.refusal}",
+        "title": refused.words,
+        "status": status_code,
+        "code": refused.refusal,
+        "admission": refused.arithmetic,
+    }
+    headers = {"x-should-retry": "false"}
+    if refused.retry_at is not None:
+        headers["Retry-After"] = str(max(1, math.ceil((refused.retry_at - timezone.now()).total_seconds())))
+    return Response(body, status=status_code, content_type=PROBLEM_TYPE, headers=headers)
 
 
 class CancelSerializer(serializers.Serializer):
@@ -210,6 +267,8 @@ class JobViewSet(ListModelMixin, VersionedViewSet):
             )
         except actions.KeyReused as error:
             raise KeyReused(str(error)) from error
+        except NotAdmitted as refused:
+            return refusal(refused)
         job = self.get_queryset().get(pk=submitted.job.pk)
         if submitted.repeated:
             response = self.answer(job)
@@ -264,9 +323,12 @@ class JobViewSet(ListModelMixin, VersionedViewSet):
         """Makes parked items leasable again; a job that was completed runs again."""
         job = self.get_object()
         reason = self.body(CancelSerializer).get("reason", "") if request.data else ""
-        retried = batch_actions.retry_parked(
-            job_uuid=job.uuid, actor=self._actor(request), now=timezone.now(), reason=reason
-        )
+        try:
+            retried = batch_actions.retry_parked(
+                job_uuid=job.uuid, actor=self._actor(request), now=timezone.now(), reason=reason
+            )
+        except NotAdmitted as refused:
+            return refusal(refused)
         return self.answer(self.get_object(), retried=retried)
 
     @extend_schema(request=ExtendSerializer)

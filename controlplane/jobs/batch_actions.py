@@ -17,7 +17,9 @@ from controlplane.audit.actions import record
 from controlplane.audit.actors import Actor
 from controlplane.contracts.models import WorkloadClass
 from controlplane.core.batch_items import ItemState
-from controlplane.jobs.actions import DEADLINE_MOST, ITEMS_MOST, KEY_MOST, NAME_MOST, KeyReused
+from controlplane.core.job_admission import IfLate
+from controlplane.jobs.actions import DEADLINE_MOST, IF_LATE_HOW, ITEMS_MOST, KEY_MOST, NAME_MOST, KeyReused
+from controlplane.jobs.admitting import reserve_again
 from controlplane.jobs.batch_lines import CONTENT
 from controlplane.jobs.deadlines import read_deadline
 from controlplane.jobs.models import Batch, Job, StoredFile
@@ -36,8 +38,8 @@ REQUESTS_MOST: Final = 1_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchOrder:
-    """A batch as its owner asks for it. In `metadata`, `class`, `pool`, `deadline`, `best_effort` and `name` are read:
-    the Batch form of OpenAI has no fields of its own for them.
+    """A batch as its owner asks for it. In `metadata`, `class`, `pool`, `deadline`, `best_effort`, `if_late` and `name`
+    are read: the Batch form of OpenAI has no fields of its own for them.
     """
 
     input_file_id: str
@@ -103,6 +105,8 @@ def submit_rest(
         metadata["deadline"] = values["deadline"].isoformat()
     if values.get("best_effort"):
         metadata["best_effort"] = "true"
+    else:
+        metadata["if_late"] = values.get("if_late") or IfLate.REFUSE.value
     requests = values.get("requests")
     if requests is not None and values.get("input_file"):
         raise ValidationError({"requests": "Send either requests or input_file."})
@@ -171,8 +175,17 @@ def _checked(tenant: Tenant, key: ApiKey | None, order: BatchOrder, now: datetim
         "class_slug": row.slug,
         "pool_slug": metadata.get("pool", ""),
         "deadline": deadline,
+        "if_late": _if_late(metadata),
         "expires_at": _expires(deadline, now),
     }
+
+
+def _if_late(metadata: dict[str, str]) -> str:
+    """Best effort where nothing is said: whoever knows only OpenAI's form expects what was done by its end."""
+    chosen = metadata.get("if_late", IfLate.BEST_EFFORT.value)
+    if chosen not in tuple(IfLate):
+        raise ValidationError({"metadata.if_late": IF_LATE_HOW})
+    return chosen
 
 
 def _expires(deadline: datetime | None, now: datetime) -> datetime:
@@ -354,6 +367,7 @@ def retry_parked(
             retried = cursor.rowcount
         if not retried:
             return 0
+        reserve_again(job, retried, now)
         Job.objects.filter(pk=job.pk).update(
             items_parked=job.items_parked - retried, state=Job.State.RUNNING, finished_at=None, version=job.version + 1
         )

@@ -9,15 +9,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
-from typing import Final
+from typing import Any, Final
 
 from django.core.exceptions import ValidationError
 from django.db import connection, transaction
 
 from controlplane.audit.actors import Actor
 from controlplane.contracts.models import WorkloadClass
+from controlplane.core.job_admission import IfLate
 from controlplane.jobs import storage
 from controlplane.jobs.actions import JobOrder, create_job
+from controlplane.jobs.admitting import DEADLINE_CODE, MONEY_CODE, Bounds, NotAdmitted, admit
 from controlplane.jobs.batch_lines import BadLine, LineRules, Numbered, Request, parse, split
 from controlplane.jobs.batch_turn import alone
 from controlplane.jobs.item_partitions import analyse, create_day, day_of
@@ -130,8 +132,17 @@ def _store(batch: Batch, row: WorkloadClass, chunk: Chunk, now: datetime) -> Non
             imported_items=held.imported_items + len(chunk.requests),
             prompt_tokens=held.prompt_tokens + sum(request.prompt_tokens for request in chunk.requests),
             asked_output_tokens=asked,
+            prompt_bytes=held.prompt_bytes + sum(len(request.body) for request in chunk.requests),
+            output_bound_tokens=held.output_bound_tokens + sum(_output_bound(each, row) for each in chunk.requests),
         )  # fmt: skip
     batch.refresh_from_db()
+
+
+def _output_bound(request: Request, row: WorkloadClass) -> int:
+    """The most output tokens that a line can be answered with, all its answers together."""
+    if request.output_tokens is not None:
+        return request.output_tokens
+    return request.outputs * min(row.default_output_tokens, row.max_output_tokens)
 
 
 def _refusal(error: ValidationError, line: int) -> dict[str, object]:
@@ -196,22 +207,38 @@ def _finish(batch: Batch, row: WorkloadClass, now: datetime) -> None:
     if errors:
         fail(batch, errors, now)
         return
-    with transaction.atomic():
-        held = Batch.objects.select_for_update(of=("self",)).get(pk=batch.pk)
-        if held.state != Batch.State.VALIDATING:
-            return
-        assert held.job_id is not None and held.imported_items > 0
-        Job.objects.filter(pk=held.job_id, state=Job.State.IMPORTING).update(
-            state=Job.State.RUNNING,
-            items=held.imported_items,
-            prompt_tokens=max(1, held.prompt_tokens // held.imported_items),
-            expected_output_tokens=held.asked_output_tokens // held.imported_items,
-        )
-        Batch.objects.filter(pk=batch.pk).update(state=Batch.State.IN_PROGRESS, in_progress_at=now)
+    try:
+        with transaction.atomic():
+            _begin(batch, now)
+    except NotAdmitted as refused:
+        fail(batch, [BadLine(0, refused.refusal, refused.words, _PARAMS[refused.refusal])], now, refused.arithmetic)
 
 
-def fail(batch: Batch, errors: Sequence[BadLine], now: datetime) -> None:
-    """Ends a batch whose file cannot be run, with what is wrong; the sweep removes the rows of its job."""
+_PARAMS: Final = {DEADLINE_CODE: "metadata.deadline", MONEY_CODE: "input_file_id"}
+
+
+def _begin(batch: Batch, now: datetime) -> None:
+    """Admits the job of a batch whose lines are all in; it runs from now on. Raises NotAdmitted."""
+    held = Batch.objects.select_for_update(of=("self",)).get(pk=batch.pk)
+    if held.state != Batch.State.VALIDATING:
+        return
+    assert held.job_id is not None and held.imported_items > 0
+    job = Job.objects.select_for_update(of=("self",)).select_related("pool", "workload_class").get(pk=held.job_id)
+    if job.state == Job.State.IMPORTING:
+        job.items = held.imported_items
+        job.prompt_tokens = max(1, held.prompt_tokens // held.imported_items)
+        job.expected_output_tokens = held.asked_output_tokens // held.imported_items
+        admit(job, if_late=IfLate(held.if_late), bounds=Bounds(held.prompt_bytes, held.output_bound_tokens), now=now)
+        job.state = Job.State.RUNNING
+        job.save(update_fields=["state", "items", "prompt_tokens", "expected_output_tokens"])
+    Batch.objects.filter(pk=batch.pk).update(state=Batch.State.IN_PROGRESS, in_progress_at=now)
+
+
+def fail(batch: Batch, errors: Sequence[BadLine], now: datetime, arithmetic: dict[str, Any] | None = None) -> None:
+    """Ends a batch whose file cannot be run, with what is wrong; the sweep removes the rows of its job.
+
+    `arithmetic` is that of a job that was not admitted.
+    """
     with transaction.atomic():
         held = Batch.objects.select_for_update(of=("self",)).get(pk=batch.pk)
         if held.state != Batch.State.VALIDATING:
@@ -220,4 +247,4 @@ def fail(batch: Batch, errors: Sequence[BadLine], now: datetime) -> None:
             state=Batch.State.FAILED, failed_at=now, errors=[asdict(error) for error in errors[:ERRORS_MOST]]
         )
         if held.job_id is not None:
-            Job.objects.filter(pk=held.job_id).update(state=Job.State.FAILED, finished_at=now)
+            Job.objects.filter(pk=held.job_id).update(state=Job.State.FAILED, finished_at=now, admission=arithmetic)

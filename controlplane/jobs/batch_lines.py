@@ -41,7 +41,9 @@ _bodies = msgspec.json.Decoder(_Body)
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A line that can be run. `output_tokens` is what it asks for at most, None where it does not say."""
+    """A line that can be run. `output_tokens` is what it asks for at most, None where it does not say; `outputs` counts
+    its answers.
+    """
 
     line: int
     custom_id: str
@@ -49,6 +51,7 @@ class Request:
     model: str
     prompt_tokens: int
     output_tokens: int | None
+    outputs: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +123,17 @@ def _body(number: int, line: _Line, rules: LineRules) -> Request | BadLine:
     if asked is not None and not 0 < asked <= rules.max_output_tokens:
         message = f"The class allows 1 to {rules.max_output_tokens:,} output tokens; the line asks for {asked:,}."
         return BadLine(number, "output_too_long", message, "body.max_tokens")
-    output = None if asked is None else asked * (body.n or 1)
-    return Request(number, line.custom_id, raw, body.model, max(1, len(raw) // BYTES_PER_TOKEN), output)
+    outputs = (body.n or 1) * _count_prompts(body.prompt)
+    output = None if asked is None else asked * outputs
+    return Request(number, line.custom_id, raw, body.model, max(1, len(raw) // BYTES_PER_TOKEN), output, outputs)
+
+
+def _count_prompts(prompt: Raw | UnsetType) -> int:
+    """How many answers a completion's prompt asks for: one for each of several, one for a list of tokens."""
+    if prompt is UNSET or not bytes(prompt).lstrip().startswith(b"["):
+        return 1
+    found = msgspec.json.decode(prompt)
+    return max(1, len(found)) if found and isinstance(found[0], str | list) else 1
 
 
 @dataclass(frozen=True, slots=True)

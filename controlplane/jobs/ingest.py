@@ -36,6 +36,8 @@ class Progress:
     parked: int = 0
     cancelled: int = 0
     charge_nanos: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
 
 
 def resolve(cursor: Cursor[Any], texts: Iterable[str]) -> Mapping[str, JobRef]:
@@ -60,6 +62,8 @@ UPDATE jobs_job j SET
     items_failed = least(2147483647, j.items_failed::bigint + r.failed)::int,
     gpu_us_done = j.gpu_us_done + r.gpu_us,
     charge_nanos = j.charge_nanos + r.charge_nanos,
+    prompt_tokens_done = j.prompt_tokens_done + r.prompt_tokens,
+    output_tokens_done = j.output_tokens_done + r.output_tokens,
     items_parked = j.items_parked + r.parked,
     items_cancelled = j.items_cancelled + r.cancelled,
     first_attempt_at = least(j.first_attempt_at, r.first_attempt_at),
@@ -69,8 +73,10 @@ UPDATE jobs_job j SET
                             AND j.items_completed + r.completed + j.items_parked + r.parked >= j.items
                        THEN %s ELSE j.finished_at END,
     version = j.version + 1
-FROM unnest(%s::bigint[], %s::int[], %s::int[], %s::bigint[], %s::timestamptz[], %s::int[], %s::int[], %s::bigint[])
-     AS r (id, completed, failed, gpu_us, first_attempt_at, parked, cancelled, charge_nanos)
+FROM unnest(%s::bigint[], %s::int[], %s::int[], %s::bigint[], %s::timestamptz[], %s::int[], %s::int[], %s::bigint[],
+            %s::bigint[], %s::bigint[])
+     AS r (id, completed, failed, gpu_us, first_attempt_at, parked, cancelled, charge_nanos, prompt_tokens,
+           output_tokens)
 WHERE j.id = r.id
 """
 
@@ -96,5 +102,7 @@ def note_progress(cursor: Cursor[Any], rows: Sequence[Progress], now: datetime) 
             [row.parked for row in ordered],
             [row.cancelled for row in ordered],
             [row.charge_nanos for row in ordered],
+            [row.prompt_tokens for row in ordered],
+            [row.output_tokens for row in ordered],
         ),
     )

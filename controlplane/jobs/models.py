@@ -15,6 +15,9 @@ class Job(models.Model):
 
     `has_items`: its items are rows here (`Item`), `day` is the UTC day of their partition, and it is done when every
     item is completed or parked. Otherwise its client has a loop of its own and its items are only counted.
+
+    `admission` is the arithmetic by which it was admitted, as JSON of `job_admission.as_json`. The estimates are those
+    of that instant; `reserved_nanos` is what it took out of hard budgets. None is not known.
     """
 
     class State(models.TextChoices):
@@ -52,6 +55,12 @@ class Job(models.Model):
     items_parked = models.PositiveIntegerField(default=0, db_default=0)
     items_cancelled = models.PositiveIntegerField(default=0, db_default=0)
     charge_nanos = models.BigIntegerField(default=0, db_default=0)
+    admission = models.JSONField(null=True, blank=True)
+    estimated_gpu_us = models.BigIntegerField(null=True, blank=True)
+    estimated_charge_nanos = models.BigIntegerField(null=True, blank=True)
+    reserved_nanos = models.BigIntegerField(default=0, db_default=0)
+    prompt_tokens_done = models.BigIntegerField(default=0, db_default=0)
+    output_tokens_done = models.BigIntegerField(default=0, db_default=0)
     rows_purged_at = models.DateTimeField(null=True, blank=True)
     version = models.IntegerField(default=1)
 
@@ -125,7 +134,8 @@ class Batch(models.Model):
 
     Its job is made when the first line was read, since that line's model decides the pool. `imported_bytes` and
     `imported_lines` are how far the file was imported, the token counts are sums over what was; `errors` are those of
-    its lines, with their numbers, cut at a bound.
+    its lines, with their numbers, cut at a bound. `prompt_bytes` and `output_bound_tokens` bound its charge;
+    `if_late` says what its owner wants when its deadline cannot be met.
     """
 
     class State(models.TextChoices):
@@ -160,6 +170,9 @@ class Batch(models.Model):
     imported_items = models.PositiveIntegerField(default=0)
     prompt_tokens = models.BigIntegerField(default=0)
     asked_output_tokens = models.BigIntegerField(default=0)
+    prompt_bytes = models.BigIntegerField(default=0, db_default=0)
+    output_bound_tokens = models.BigIntegerField(default=0, db_default=0)
+    if_late = models.CharField(max_length=11, default="best_effort", db_default="best_effort")
     errors = models.JSONField(default=list)
     created_by = models.CharField(max_length=200)
     created_at = models.DateTimeField()
@@ -263,3 +276,13 @@ class ItemResult(models.Model):
     class Meta:
         managed = False
         db_table = "jobs_itemresult"
+
+
+class BatchEfficiency(models.Model):
+    """What a batch slot of a pool was worth in the last hour: work at the pool's rates over what the meters saw."""
+
+    pool_id = models.IntegerField(primary_key=True)
+    efficiency = models.FloatField()
+    work_us = models.BigIntegerField()
+    metered_us = models.BigIntegerField()
+    measured_at = models.DateTimeField()

@@ -26,7 +26,10 @@ def file_id(row: StoredFile) -> str:
 
 
 def batch_form(batch: Batch) -> dict[str, Any]:
-    """`request_counts` are those of the job: parked items are its failed ones, unknown until the file was read."""
+    """`request_counts` are those of the job: parked items are its failed ones, unknown until the file was read.
+
+    `admission` is not in OpenAI's form: whether the job has its deadline or runs as best effort, with the arithmetic.
+    """
     return {
         "id": f"batch_{batch.uuid.hex}",
         "object": "batch",
@@ -49,6 +52,7 @@ def batch_form(batch: Batch) -> dict[str, Any]:
         "cancelled_at": _seconds(batch.cancelled_at),
         "request_counts": _counts(batch.job if batch.in_progress_at else None),
         "metadata": batch.metadata or None,
+        "admission": None if batch.job is None else batch.job.admission,
     }
 
 

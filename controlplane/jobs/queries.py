@@ -73,6 +73,17 @@ def remaining_gpu_us(job: Job, pool: Pool) -> int:
     return unfinished_items(job) * estimate_of(job, pool).gpu_us_per_item
 
 
+def demanded_gpu_us(job: Job, pool: Pool, efficiency: float) -> int:
+    """Remaining work at the pool's rates, which slots of this batch efficiency get done.
+
+    What was learnt from completed items is slot time as it went, their efficiency included: it is turned into work.
+    """
+    remaining_us = remaining_gpu_us(job, pool)
+    if efficiency == 1.0 or not remaining_us or not estimate_of(job, pool).learnt:
+        return remaining_us
+    return max(1, round(remaining_us * efficiency))
+
+
 def backlog(pool_id: int, now: datetime) -> list[tuple[int, datetime | None]]:
     """(remaining GPU time in us, deadline) of every job of the pool that still counts, in order of its deadline.
 

@@ -3,7 +3,10 @@
 from celery import shared_task
 from django.utils import timezone
 
+from controlplane.core.reasons import Outcome
 from controlplane.jobs import assembly, batch_import, batch_sweep, progress
+from controlplane.jobs.admitting import give_back
+from controlplane.jobs.batch_capacity import measure_efficiencies
 from controlplane.jobs.item_sweep import sweep_items
 from controlplane.wakeups.bells import ring_now
 
@@ -28,10 +31,11 @@ def assemble(batch_id: int) -> None:
 
 @shared_task(name="jobs.sweep")
 def sweep() -> None:
-    """Lapsed leases, cancelled and expired jobs, and what a lost bell should have begun."""
+    """Lapsed leases, cancelled and expired jobs, money of those that ended, and what a lost bell should have begun."""
     now = timezone.now()
     batch_sweep.expire(now)
     sweep_items(now)
+    give_back(now)
     progress.sample(now)
     batch_sweep.end_cancelled_imports(now)
     for batch_id in batch_sweep.to_import():
@@ -47,3 +51,9 @@ def retention() -> None:
     batch_sweep.erase_files(now)
     batch_sweep.purge_rows(now)
     progress.purge(now)
+
+
+@shared_task(name="jobs.measure_efficiency")
+def measure_efficiency() -> None:
+    """What a batch slot of each pool was worth in the last hour."""
+    measure_efficiencies(timezone.now(), completed=Outcome.COMPLETED.code)

@@ -27,7 +27,8 @@ def order(**values) -> JobOrder:
 def tenant(installation):
     factories.workload_class("chat")
     factories.workload_class("bulk", "batch", default_deadline_s=7_200)
-    factories.pool("chat", prefill_us_per_token=60, decode_us_per_token=2_500)
+    pool = factories.pool("chat", prefill_us_per_token=60, decode_us_per_token=2_500)
+    factories.batch_floor(pool)
     return factories.tenant("acme")
 
 
@@ -85,7 +86,7 @@ def test_a_key_limits_the_classes(tenant, now):
 
 
 def test_with_two_pools_one_has_to_be_named(tenant, now):
-    factories.pool("second")
+    factories.batch_floor(factories.pool("second"))
     with pytest.raises(ValidationError, match="chat, second"):
         submit(tenant, now)
     assert submit(tenant, now, pool="second").job.pool.slug == "second"
@@ -109,7 +110,7 @@ def test_the_same_key_answers_the_same_job_and_never_another(tenant, now):
 @pytest.mark.django_db(transaction=True)
 def test_one_key_sent_twice_at_once_makes_one_job(installation, now):
     factories.workload_class("bulk", "batch")
-    factories.pool("chat")
+    factories.batch_floor(factories.pool("chat"))
     tenant = factories.tenant("acme")
     answers: list = []
     barrier = threading.Barrier(4)

@@ -23,7 +23,7 @@ ORDER = {"class": "bulk", "items": 100, "prompt_tokens": 1_000, "expected_output
 def tenant(people):
     factories.workload_class("chat")
     factories.workload_class("bulk", "batch")
-    factories.pool("chat")
+    factories.batch_floor(factories.pool("chat"))
     return Tenant.objects.get(slug="acme")
 
 
