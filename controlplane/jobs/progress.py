@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Final
+from typing import Any, Final
 
 from django.conf import settings
 from django.db import connection
@@ -61,8 +61,9 @@ def points(job: Job, now: datetime) -> list[Point]:
     """The job's line: nothing at its submission, at most POINTS_MOST samples, and where it stands (or ended)."""
     start, end = job.created_at, job.finished_at or now
     step = max(timedelta(minutes=1), (end - start) / POINTS_MOST)
+    given: dict[str, Any] = {"job": job.pk, "step": step, "start": start}
     with connection.cursor() as cursor:
-        cursor.execute(_POINTS_SQL, {"job": job.pk, "step": step, "start": start})
+        cursor.execute(_POINTS_SQL, given)
         seen = [Point(*row) for row in cursor.fetchall()]
     last = Point(end, job.items_completed, job.items_parked, job.items_cancelled, job.items_failed, job.gpu_us_done)
     inside = [point for point in seen if start < point.at < end]

@@ -69,7 +69,8 @@ def test_every_argument_has_an_example():
 
 
 @pytest.fixture
-def world(people):
+def world(people, settings, tmp_path):
+    settings.JOB_STORAGE = str(tmp_path / "files")
     for owner in ("acme", "stranger"):
         tenant(owner)
         key(owner)
@@ -95,7 +96,7 @@ def expected(person: str, route: Route, permission: str | None, owner: str) -> s
 
 
 def body(response) -> str:
-    content = b"".join(response.streaming_content) if response.streaming else response.content
+    content = b"".join(response) if response.streaming else response.content
     return content.decode("utf-8", "replace")
 
 

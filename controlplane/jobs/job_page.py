@@ -1,0 +1,135 @@
+"""What a job's page shows beside its row: its counts, its line over the flex strip, estimate beside actual."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from controlplane.core.estimate import WorkRates, raw_gpu_us
+from controlplane.fleet.models import Slot, SlotInterval
+from controlplane.jobs import progress, queries, timeline
+from controlplane.jobs.downloads import batch_of
+from controlplane.jobs.models import Batch, Job
+from controlplane.jobs.queries import JobStatus
+from controlplane.jobs.timeline import Figure, Span, Timeline
+
+SPANS_MOST = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class Estimated:
+    """What was expected by tokens and the pool's constants, beside what was measured. None: not known yet."""
+
+    item_us: int
+    measured_item_us: int | None
+    total_us: int
+    spent_us: int
+    finish_at: datetime | None
+    charge_nanos: int | None
+    expected_nanos: int | None = None
+
+    @property
+    def ratio(self) -> float | None:
+        """Measured over estimated, of one item."""
+        return None if self.measured_item_us is None else self.measured_item_us / self.item_us
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Everything of one job at one instant. `strip` is for staff: slots belong to the pool, not to a tenant."""
+
+    status: JobStatus
+    batch: Batch | None
+    estimated: Estimated
+    figure: Figure
+    text: str
+    strip: Timeline | None
+    live: bool
+
+    @property
+    def job(self) -> Job:
+        return self.status.job
+
+    @property
+    def title(self) -> str:
+        """What the chart shows: the strip is under the line for staff only."""
+        return (
+            "Done over time, above the flex slots of its pool (thick: lent, thin: at home, dotted: on the way home)"
+            if self.strip
+            else "Done over time"
+        )
+
+    @property
+    def attempts(self) -> int:
+        """Attempts that ended with an answer or a failure; lapsed leases are none."""
+        return self.job.items_completed + self.job.items_failed
+
+    @property
+    def counts(self) -> list[tuple[str, int, float, str]]:
+        """(name, items, share of all, colour) that add up to all items."""
+        job = self.job
+        rows = [
+            ("Done", job.items_completed, "var(--series-1)"),
+            ("Parked", job.items_parked, "var(--series-2)"),
+            ("Cancelled", job.items_cancelled, "var(--series-5)"),
+            ("Left", self.status.unfinished, "var(--line-strong)"),
+        ]
+        return [(name, items, items / job.items, colour) for name, items, colour in rows]
+
+    @property
+    def written_deadline(self) -> str:
+        """The deadline as its owner wrote it; empty where it was given otherwise."""
+        return str(self.batch.metadata.get("deadline", "")) if self.batch else ""
+
+    @property
+    def told(self) -> list[tuple[str, str]]:
+        """Metadata of the batch as it was sent."""
+        return sorted(self.batch.metadata.items()) if self.batch else []
+
+    @property
+    def may_retry(self) -> bool:
+        """Whether parked items can be tried again: their rows are kept, and no file is being written."""
+        job, batch = self.job, self.batch
+        if not job.items_parked or not job.has_items or job.rows_purged_at is not None:
+            return False
+        finalizing = batch is not None and batch.state == Batch.State.FINALIZING
+        return job.state in (Job.State.RUNNING, Job.State.COMPLETED) and not finalizing
+
+
+def facts_of(job: Job, now: datetime, *, staff: bool) -> Facts:
+    """Reads what belongs to a job: its samples, and for staff the flex slots of its pool since its submission."""
+    points = progress.points(job, now)
+    strip = timeline.timeline(points, job.items, _spans(job, now), job.deadline, now) if staff else None
+    figure = strip.figure if strip else timeline.figure_of_progress(points, job.items, job.deadline)
+    return Facts(
+        status=queries.status_of(job, now),
+        batch=batch_of(job),
+        estimated=_estimated(job, now),
+        figure=figure,
+        text=strip.text if strip else timeline.text_of_progress(points, job.items),
+        strip=strip,
+        live=job.state in (Job.State.RUNNING, Job.State.IMPORTING),
+    )
+
+
+def _spans(job: Job, now: datetime) -> list[Span]:
+    rows = SlotInterval.objects.filter(
+        slot__pool=job.pool, slot__band=Slot.Band.FLEX, started_at__lt=job.finished_at or now
+    ).exclude(ended_at__lte=job.created_at)
+    newest = rows.order_by("-started_at").values_list("slot__name", "state", "started_at", "ended_at")
+    return [Span(*row) for row in newest[:SPANS_MOST]]
+
+
+def _estimated(job: Job, now: datetime) -> Estimated:
+    rates = WorkRates(job.pool.prefill_us_per_token, job.pool.decode_us_per_token)
+    item_us = max(1, raw_gpu_us(rates, job.prompt_tokens, job.expected_output_tokens))
+    measured = round(job.gpu_us_done / job.items_completed) if job.items_completed and job.gpu_us_done else None
+    return Estimated(
+        item_us=item_us,
+        measured_item_us=measured,
+        total_us=item_us * job.items,
+        spent_us=job.gpu_us_done,
+        finish_at=queries.estimated_finish(job, now),
+        # only items that run here are charged to the job's own account
+        charge_nanos=job.charge_nanos if job.has_items else None,
+    )

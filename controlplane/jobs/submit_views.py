@@ -1,0 +1,100 @@
+"""Handing over a file as a job, and what became of it: checked, refused with its lines, or running."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Final
+
+from django.conf import settings
+from django.core.exceptions import ValidationError
+from django.http import Http404, HttpRequest, HttpResponse
+from django.http.response import HttpResponseBase
+from django.shortcuts import redirect, render
+from django.urls import reverse
+from django.utils import timezone
+from django.views.decorators.cache import never_cache
+
+from controlplane.audit.actors import actor_of
+from controlplane.jobs import batch_actions, listing, page_uploads
+from controlplane.jobs.batch_import import ERRORS_MOST
+from controlplane.jobs.forms import SubmitForm, take_errors
+from controlplane.jobs.models import Batch
+from controlplane.tenants.access import may, member_of, requires
+from controlplane.tenants.models import Tenant
+from controlplane.tenants.queries import visible_tenants
+from controlplane.tenants.roles import Role
+
+PAGE_FILE_BYTES_MOST: Final = 64 * 1024 * 1024
+"""What a form takes: a larger file is sent with the client, as a stream."""
+
+
+@requires("job.submit")
+def job_new(request: HttpRequest) -> HttpResponseBase:
+    """The form, and on POST the batch of the file that was sent."""
+    tenants = list(visible_tenants(request.user).filter(state=Tenant.State.ACTIVE).order_by("slug"))
+    member = member_of(request.user)
+    choose = member is None or member.role != Role.TENANT
+    if not tenants:
+        return render(request, "jobs/new.html", {"form": None, "nav_section": "jobs"})
+    posted = (request.POST, request.FILES) if request.method == "POST" else ()
+    form = SubmitForm(*posted, tenants=tenants, choose=choose)
+    if form.is_bound and form.is_valid():
+        _check_size(form)
+        batch = None if form.errors else _submit(request, form)
+        if batch is not None:
+            return redirect("job-upload", batch_uuid=batch.uuid)
+    context = {
+        "form": form,
+        "size_most": min(PAGE_FILE_BYTES_MOST, settings.JOB_FILE_LIMIT_BYTES),
+        "nav_section": "jobs",
+        "address": request.build_absolute_uri("/v1"),
+    }
+    return render(request, "jobs/new.html", context, status=422 if form.is_bound else 200)
+
+
+def _check_size(form: SubmitForm) -> None:
+    most = min(PAGE_FILE_BYTES_MOST, settings.JOB_FILE_LIMIT_BYTES)
+    size = form.cleaned_data["file"].size
+    if size > most:
+        form.add_error("file", f"The file has {size:,} bytes; this form takes {most:,}. Send it with the client.")
+
+
+def _submit(request: HttpRequest, form: SubmitForm) -> Batch | None:
+    """Stores and submits; what is wrong goes onto the form, and a file that no batch reads is taken away again."""
+    now, actor = timezone.now(), actor_of(request)
+    sent = form.cleaned_data["file"]
+    file = page_uploads.store(tenant=form.owner, name=sent.name, pieces=sent.chunks(), actor=actor, now=now)
+    try:
+        return page_uploads.submit(
+            tenant=form.owner, file=file, endpoint=form.cleaned_data["endpoint"], metadata=form.metadata(),
+            actor=actor, now=now,
+        )  # fmt: skip
+    except ValidationError as error:
+        take_errors(form, error)
+        batch_actions.delete_file(tenant=form.owner, file_id=f"file-{file.uuid.hex}", actor=actor, now=now)
+        return None
+
+
+@requires("job.read")
+@never_cache
+def job_upload(request: HttpRequest, batch_uuid: uuid.UUID) -> HttpResponseBase:
+    """What becomes of a file; once its job runs, this leads there."""
+    batch = listing.visible_batches(request.user).filter(uuid=batch_uuid).first()
+    if batch is None:
+        raise Http404("There is no such upload.")
+    checking = batch.state == Batch.State.VALIDATING
+    renewing = bool(request.headers.get("HX-Request"))
+    if batch.job is not None and not checking and batch.state != Batch.State.FAILED:
+        address = reverse("job", args=[batch.job.uuid])
+        return HttpResponse(headers={"HX-Redirect": address}) if renewing else redirect(address)
+    context = {
+        "batch": batch,
+        "checking": checking,
+        "errors": batch.errors,
+        "errors_cut": len(batch.errors) >= ERRORS_MOST,
+        "share": min(1.0, batch.imported_bytes / batch.input_file.size_bytes) if batch.input_file.size_bytes else None,
+        "may_submit": may(request.user, "job.submit"),
+        "now": timezone.now(),
+        "nav_section": "jobs",
+    }
+    return render(request, "jobs/_upload.html" if renewing else "jobs/upload.html", context)
