@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Generator, Iterable
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from controlplane.agent.sliding import Flow, PresenceSums, WindowCount
 from controlplane.core.class_queue import ClassQueue
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from controlplane.agent.engine import Engine
 
 ADMITTED = "admitted"
+
+Row = TypeVar("Row")
 
 
 class ClassFigures:
@@ -83,34 +85,114 @@ def waiting_ages(queue: ClassQueue, now_us: int) -> Iterable[int]:
             yield max(0, now_us - request.arrival_us)
 
 
-def demand_rows(figures: Figures, now_us: int) -> list[Demand]:
-    """Demand of the last 10 s by tenant, key and class."""
-    sums: dict[tuple[str, int], list[int]] = {}
-    for flow in figures.flows.values():
+class Picture(NamedTuple):
+    """What a report says of the present besides what it counts."""
+
+    demand: list[Demand]
+    figures: LiveFigures
+
+
+ROWS_PER_STEP: Final = 64
+"""Flows or tenants between two looks at what else there is to do: some 300 us."""
+
+
+def picture_steps(engine: Engine, now_us: Callable[[], int]) -> Generator[None, None, Picture]:
+    """The whole picture, in steps of bounded work: with a thousand tenants it takes longer than a request should wait.
+
+    Each step has its own instant and leaves everything as a request may find it.
+    """
+    sums = _Sums()
+    flows = engine.figures.flows
+    for some in _parts(list(flows.items())):
+        at_us = now_us()
+        for place, flow in some:
+            if sums.add(flow, at_us):
+                del flows[place]
+        yield
+    at_us = now_us()
+    queues = [_ClassQueue.at(engine, queue) for queue in engine.scheduler.classes]
+    slots = [_slot_live(engine, name) for name in sorted(engine.slots)]
+    classes = [_class_live(engine, one.queue, sums.by_class, at_us) for one in queues]
+    by_class = {one.class_id: one for one in queues}
+    tenants: list[TenantLive] = []
+    for rows in _parts(list(sums.by_tenant.items())):
+        yield
+        at_us = now_us()
+        for (class_id, tenant_id), presence in rows:
+            row = _tenant_live(engine, by_class.get(class_id), class_id, tenant_id, presence, at_us)
+            if row is not None:
+                tenants.append(row)
+    return Picture(sums.demand(), LiveFigures(at_us=at_us, slots=slots, classes=classes, tenants=tenants))
+
+
+def _parts(rows: list[Row]) -> Iterable[list[Row]]:
+    return (rows[at : at + ROWS_PER_STEP] for at in range(0, len(rows), ROWS_PER_STEP))
+
+
+def picture(engine: Engine, now_us: int) -> Picture:
+    """The whole picture of an instant, at once."""
+    steps = picture_steps(engine, lambda: now_us)
+    try:
+        while True:
+            next(steps)
+    except StopIteration as whole:
+        found: Picture = whole.value
+        return found
+
+
+class _Sums:
+    """Flows added up: presence by class and by class and tenant, demand by tenant, key and class."""
+
+    def __init__(self) -> None:
+        self.by_class: dict[int, PresenceSums] = {}
+        self.by_tenant: dict[tuple[int, int], PresenceSums] = {}
+        self._demand: tuple[dict[int, list[int]], ...] = ({}, {}, {})
+
+    def add(self, flow: Flow, now_us: int) -> bool:
+        """Count a flow in; True for one that was quiet for all windows and can be forgotten."""
         totals = flow.demand(now_us)
-        if totals is None:
-            continue
-        requests, tokens, refused = totals
-        for scope in (("t", flow.tenant_id), ("k", flow.key_id), ("c", flow.class_id)):
-            sum_ = sums.get(scope)
-            if sum_ is None:
-                sums[scope] = [requests, tokens, refused]
-            else:
-                sum_[0] += requests
-                sum_[1] += tokens
-                sum_[2] += refused
-    return [Demand(scope, number, *totals) for (scope, number), totals in sums.items()]
+        if totals is not None:
+            requests, tokens, refused = totals
+            tenants, keys, classes = self._demand
+            for sums, number in ((tenants, flow.tenant_id), (keys, flow.key_id), (classes, flow.class_id)):
+                sum_ = sums.get(number)
+                if sum_ is None:
+                    sums[number] = [requests, tokens, refused]
+                else:
+                    sum_[0] += requests
+                    sum_[1] += tokens
+                    sum_[2] += refused
+        if not flow.present and flow.quiet(now_us):
+            return totals is None
+        class_id, place = flow.class_id, (flow.class_id, flow.tenant_id)
+        of_tenant = self.by_tenant.get(place)
+        if of_tenant is None:
+            of_tenant = self.by_tenant[place] = PresenceSums(flow.started_us)
+        of_class = self.by_class.get(class_id)
+        if of_class is None:
+            of_class = self.by_class[class_id] = PresenceSums(flow.started_us)
+        flow.add_to(of_tenant, of_class, now_us)
+        return False
+
+    def demand(self) -> list[Demand]:
+        """Demand of the last 10 s by tenant, key and class."""
+        return [
+            Demand(scope, number, *totals)
+            for scope, sums in zip("tkc", self._demand, strict=True)
+            for number, totals in sums.items()
+        ]
 
 
-def live_figures(engine: Engine, now_us: int) -> LiveFigures:
-    """The whole picture at an instant."""
-    by_class, by_tenant = _presence_sums(engine.figures, now_us)
-    return LiveFigures(
-        at_us=now_us,
-        slots=[_slot_live(engine, name) for name in sorted(engine.slots)],
-        classes=[_class_live(engine, queue, by_class, now_us) for queue in engine.scheduler.classes],
-        tenants=list(_tenants_live(engine, by_tenant, now_us)),
-    )
+class _ClassQueue(NamedTuple):
+    """A class's queue, and the arrivals of what waits in it by tenant."""
+
+    class_id: int
+    queue: ClassQueue
+    arrivals_us: dict[str, list[int]]
+
+    @classmethod
+    def at(cls, engine: Engine, queue: ClassQueue) -> _ClassQueue:
+        return cls(engine.class_id(queue.spec.slug), queue, _waiting_arrivals(queue))
 
 
 def _slot_live(engine: Engine, name: str) -> SlotLive:
@@ -133,33 +215,6 @@ def _slot_live(engine: Engine, name: str) -> SlotLive:
         last_token_us=drain.last_token_us,
         home_us=drain.home_us,
     )
-
-
-class _Presences(NamedTuple):
-    by_class: dict[int, PresenceSums]
-    by_tenant: dict[tuple[int, int], PresenceSums]
-
-
-def _presence_sums(figures: Figures, now_us: int) -> _Presences:
-    """Flows added up by class, and by class and tenant; what was quiet for the whole window is dropped."""
-    by_class: dict[int, PresenceSums] = {}
-    by_tenant: dict[tuple[int, int], PresenceSums] = {}
-    quiet: list[tuple[int, int]] = []
-    for place, flow in figures.flows.items():
-        if not flow.present and flow.quiet(now_us):
-            if flow.demand(now_us) is None:
-                quiet.append(place)
-            continue
-        of_tenant = by_tenant.get((flow.class_id, flow.tenant_id))
-        if of_tenant is None:
-            of_tenant = by_tenant[flow.class_id, flow.tenant_id] = PresenceSums(flow.started_us)
-        of_class = by_class.get(flow.class_id)
-        if of_class is None:
-            of_class = by_class[flow.class_id] = PresenceSums(flow.started_us)
-        flow.add_to(of_tenant, of_class, now_us)
-    for place in quiet:
-        del figures.flows[place]
-    return _Presences(by_class, by_tenant)
 
 
 def _class_live(engine: Engine, queue: ClassQueue, sums: dict[int, PresenceSums], now_us: int) -> ClassLive:
@@ -213,32 +268,32 @@ def _waiting_arrivals(queue: ClassQueue) -> dict[str, list[int]]:
     return arrivals
 
 
-def _tenants_live(engine: Engine, presences: dict[tuple[int, int], PresenceSums], now_us: int) -> Iterable[TenantLive]:
-    by_class = {engine.class_id(queue.spec.slug): queue for queue in engine.scheduler.classes}
-    waiting = {class_id: _waiting_arrivals(queue) for class_id, queue in by_class.items()}
-    for (class_id, tenant_id), presence in presences.items():
-        queue, slug = by_class.get(class_id), engine.tenant_slug(tenant_id)
-        if queue is None or slug is None:
-            continue
-        fair = queue.fair.tenants.get(slug)
-        arrivals_us = waiting[class_id].get(slug, ())
-        figures = presence.figures(now_us)
-        learnt = engine.registry.estimates.get((tenant_id, class_id))
-        if learnt is not None and learnt.expected_output is None:
-            learnt = None
-        oldest_us = min(arrivals_us, default=None)
-        yield TenantLive(
-            class_id=class_id,
-            tenant_id=tenant_id,
-            depth=len(arrivals_us),
-            oldest_age_us=None if oldest_us is None else max(0, now_us - oldest_us),
-            running=max(0, presence.present - len(arrivals_us)),
-            counter=0.0 if fair is None else fair.counter / queue.fair.scale,
-            arrivals_per_s=figures.arrivals_per_s,
-            departures_per_s=figures.departures_per_s,
-            residence_mean_us=figures.residence_mean_us,
-            present_mean=figures.present_mean,
-            bias=None if learnt is None else learnt.bias,
-            expected_output=None if learnt is None else learnt.expected_output,
-            tokens_per_byte=None if learnt is None else learnt.tokens_per_byte,
-        )
+def _tenant_live(
+    engine: Engine, found: _ClassQueue | None, class_id: int, tenant_id: int, presence: PresenceSums, now_us: int
+) -> TenantLive | None:
+    """A tenant in a class; None for one that the policy has left out meanwhile."""
+    slug = engine.tenant_slug(tenant_id)
+    if found is None or slug is None:
+        return None
+    fair = found.queue.fair.tenants.get(slug)
+    arrivals_us = found.arrivals_us.get(slug, ())
+    figures = presence.figures(now_us)
+    learnt = engine.registry.estimates.get((tenant_id, class_id))
+    if learnt is not None and learnt.expected_output is None:
+        learnt = None
+    oldest_us = min(arrivals_us, default=None)
+    return TenantLive(
+        class_id=class_id,
+        tenant_id=tenant_id,
+        depth=len(arrivals_us),
+        oldest_age_us=None if oldest_us is None else max(0, now_us - oldest_us),
+        running=max(0, presence.present - len(arrivals_us)),
+        counter=0.0 if fair is None else fair.counter / found.queue.fair.scale,
+        arrivals_per_s=figures.arrivals_per_s,
+        departures_per_s=figures.departures_per_s,
+        residence_mean_us=figures.residence_mean_us,
+        present_mean=figures.present_mean,
+        bias=None if learnt is None else learnt.bias,
+        expected_output=None if learnt is None else learnt.expected_output,
+        tokens_per_byte=None if learnt is None else learnt.tokens_per_byte,
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -12,7 +13,7 @@ from controlplane.agent.agent_slot import BROKEN, WARMING
 from controlplane.agent.engine import Engine
 from controlplane.agent.item_ends import carried, closed_again, items_done, without_response
 from controlplane.agent.journal_entries import Closed, Cut, Recut
-from controlplane.agent.live_figures import demand_rows, live_figures
+from controlplane.agent.live_figures import Picture, picture, picture_steps
 from controlplane.agent.objectives import ObjectiveLedger
 from controlplane.agent.policy_state import LiveList, PolicyState
 from controlplane.agent.refusal_log import RefusalLog
@@ -56,19 +57,44 @@ def collect_meters(engine: Engine, now_us: int) -> Metered:
     return Metered(usage, meters)
 
 
-def cut_report(engine: Engine, spool: EpochSpool, policy: PolicyState, live: LiveList, *, seal: bool = False) -> None:
+async def look_around(engine: Engine) -> Picture:
+    """The picture for the next report, a little at a time: requests pass in between."""
+    steps = picture_steps(engine, engine.clock.now_us)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as whole:
+            found: Picture = whole.value
+            return found
+        await asyncio.sleep(0)
+
+
+def cut_report(
+    engine: Engine,
+    spool: EpochSpool,
+    policy: PolicyState,
+    live: LiveList,
+    *,
+    seal: bool = False,
+    seen: Picture | None = None,
+) -> None:
     """Write down the next report of the current epoch; it is sent as these bytes until it is accepted.
 
     What it has no room for waits for the next one. With `seal` that one follows at once: nothing comes after the seal.
+    `seen` is a picture taken just before; without it one is taken at once.
     """
-    whole = _cut_once(engine, spool, policy, live, seal)
+    whole = _cut_once(engine, spool, policy, live, seal, seen)
     while seal and not whole:
-        whole = _cut_once(engine, spool, policy, live, seal)
+        whole = _cut_once(engine, spool, policy, live, seal, None)
 
 
-def _cut_once(engine: Engine, spool: EpochSpool, policy: PolicyState, live: LiveList, seal: bool) -> bool:
+def _cut_once(
+    engine: Engine, spool: EpochSpool, policy: PolicyState, live: LiveList, seal: bool, seen: Picture | None
+) -> bool:
     """One report, sealed if it may be and everything fits; says whether everything did."""
     now_us = engine.clock.now_us()
+    if seen is None:
+        seen = picture(engine, now_us)
     metered = collect_meters(engine, now_us)
     entries = carried(spool.state.closed, RECORDS_MAX)
     ends = engine.items.take_ends()
@@ -88,8 +114,8 @@ def _cut_once(engine: Engine, spool: EpochSpool, policy: PolicyState, live: Live
         samples=engine.desk.log.take_samples(),
         spends=engine.leases.spends(),
         trips=engine.flex.take_trips(),
-        demand=demand_rows(engine.figures, now_us),
-        figures=live_figures(engine, now_us),
+        demand=seen.demand,
+        figures=seen.figures,
         refused_revision=policy.refused_revision,
         refused_reason=policy.refused_reason,
         seal=seal,

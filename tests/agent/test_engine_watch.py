@@ -13,7 +13,7 @@ from controlplane.agent.backends.openai import OpenAIBackend
 from controlplane.agent.engine_metrics import EngineReading
 from controlplane.agent.engine_watch import EngineWatch
 from controlplane.agent.health import health_details
-from controlplane.agent.live_figures import live_figures
+from controlplane.agent.live_figures import picture
 from controlplane.agent.metrics import render
 from controlplane.agent.policy_state import LiveList, PolicyState
 from controlplane.agent.slot_readiness import FAILURES_MAX, Health
@@ -413,13 +413,13 @@ async def test_the_report_says_which_slots_are_broken_and_meters_that_time(make_
     agent = await followed(make_agent, server, watch)
     await watch.check()
     now_us = agent.engine.clock.now_us
-    assert {slot.state for slot in live_figures(agent.engine, now_us()).slots} == {READY}
+    assert {slot.state for slot in picture(agent.engine, now_us()).figures.slots} == {READY}
     await server.stop()
     await watch.check()
-    assert {slot.state for slot in live_figures(agent.engine, now_us()).slots} == {BROKEN}
+    assert {slot.state for slot in picture(agent.engine, now_us()).figures.slots} == {BROKEN}
     for slot in agent.engine.slots.values():
         slot.metered.collect(now_us(), warming=False, broken=False)
-    await asyncio.sleep(0.1)
+    await asyncio.sleep(0.11)
     for slot in agent.engine.slots.values():
         _, seen = slot.metered.collect(now_us(), warming=slot.state == WARMING, broken=slot.state == BROKEN)
         assert sum(row.broken_us for row in seen) >= 100_000
