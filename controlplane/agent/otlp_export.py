@@ -9,9 +9,10 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 import requests
+import urllib3
 from opentelemetry.exporter.otlp.proto.http import Compression
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
@@ -27,20 +28,54 @@ from controlplane.agent.version import SOFTWARE
 log = logging.getLogger(__name__)
 
 EXPORT_TIMEOUT_S: Final = 5.0
+ANSWER_BYTES_MAX: Final = 64 * 1024
+ANSWER_WITHIN_S: Final = 1.0
 COMPLAIN_EVERY_S: Final = 60.0
 SCOPE: Final = InstrumentationScope("controlplane.agent.tracing")
 Attributes = Mapping[str, str | bool | int]
+
+
+class CollectorSession(requests.Session):
+    """Takes of an answer its status: whatever a collector sends behind it costs neither memory nor more than a moment.
+
+    A redirect is no success: nothing was taken where the spans went.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        # As for the control plane: no proxy of the environment, the collector is named on the command line.
+        self.trust_env = False
+
+    def send(self, request: requests.PreparedRequest, **options: Any) -> requests.Response:
+        """Raises TooManyRedirects for a redirect, else what requests raises."""
+        response = super().send(request, **{**options, "stream": True})
+        if not _ends_soon(response.raw):
+            # Its connection would carry the rest of this answer.
+            response.close()
+        if 300 <= response.status_code < 400:
+            raise requests.exceptions.TooManyRedirects(f"{request.url} answers {response.status_code}")
+        return response
+
+
+def _ends_soon(answer: urllib3.HTTPResponse) -> bool:
+    """Read the answer away, undecoded; False when it is too long, too slow or broken."""
+    size, until_s = 0, time.monotonic() + ANSWER_WITHIN_S
+    try:
+        while part := answer.read1(ANSWER_BYTES_MAX, decode_content=False):
+            size += len(part)
+            if size > ANSWER_BYTES_MAX or time.monotonic() > until_s:
+                return False
+    except (urllib3.exceptions.HTTPError, OSError):
+        return False
+    return True
 
 
 class OtlpSink:
     """Exports to one endpoint, blocking for as long as `EXPORT_TIMEOUT_S`; trouble is logged once in a minute."""
 
     def __init__(self, url: str, *, agent: str, timeout_s: float = EXPORT_TIMEOUT_S) -> None:
-        session = requests.Session()
-        # As for the control plane: no proxy of the environment, the collector is named on the command line.
-        session.trust_env = False
         self._exporter = OTLPSpanExporter(
-            endpoint=url, timeout=timeout_s, compression=Compression.Gzip, session=session
+            endpoint=url, timeout=timeout_s, compression=Compression.Gzip, session=CollectorSession()
         )
         # Its own complaints come with each batch.
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import socket
 import threading
@@ -9,6 +10,8 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+POURED_MAX = 256 * 1024 * 1024
 
 
 class Span:
@@ -92,3 +95,36 @@ class Hanging:
 
     def __exit__(self, *_) -> None:
         self.listener.close()
+
+
+class Pouring:
+    """Answers 200 to whatever comes, and goes on with its answer for as long as somebody reads."""
+
+    def __init__(self, part: bytes, every_s: float = 0.0) -> None:
+        self.poured = 0
+        self._part = part
+        self._every_s = every_s
+
+    def __enter__(self) -> Pouring:
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=64)
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+        return self
+
+    def __exit__(self, *_) -> None:
+        self._listener.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                peer, _ = self._listener.accept()
+                threading.Thread(target=self._pour, args=(peer,), daemon=True).start()
+
+    def _pour(self, peer: socket.socket) -> None:
+        with peer, contextlib.suppress(OSError):
+            peer.recv(65_536)
+            peer.sendall(b"HTTP/1.1 200 OK\r\ncontent-type: application/x-protobuf\r\n\r\n")
+            while self.poured < POURED_MAX:
+                peer.sendall(self._part)
+                self.poured += len(self._part)
+                time.sleep(self._every_s)

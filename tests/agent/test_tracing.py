@@ -19,7 +19,7 @@ from controlplane.agent.request_ids import new_request_id
 from controlplane.agent.tracing import WAITING_MAX, Parent, Tracer, parse_traceparent
 from controlplane.wire.policy import Batching
 from tests.agent import worlds
-from tests.agent.collectors import Collector, Hanging
+from tests.agent.collectors import Collector, Hanging, Pouring
 from tests.agent.upstreams import DONE, ROLE, USAGE, Upstream, begin, chunk, respond, word
 from tests.agent.wire_client import WireClient, chat_body, post
 
@@ -180,6 +180,30 @@ async def test_a_collector_that_hangs_costs_requests_nothing(make_agent):
     print(f"slowest of 200 requests beside a collector that hangs: {slowest * 1000:.1f} ms")
     assert tracer.exported == 0
     agent.assert_nothing_held()
+
+
+@pytest.mark.parametrize(("part", "every_s"), [(b"x" * 1_000_000, 0.0), (b"x", 0.1)], ids=["endless", "dripping"])
+async def test_a_collector_that_does_not_stop_answering_is_left(make_agent, part, every_s):
+    agent = await make_agent()
+    with Pouring(part, every_s) as pouring:
+        tracer = traced(agent, pouring.url)
+        client = await WireClient.connect(agent.port)
+        for count in range(1, 3):
+            assert (await client.ask(post(chat_body()))).status == 200
+            await agent.until(lambda count=count: tracer.exported == count)
+        assert pouring.poured < 64 * 1024 * 1024, "what the sockets hold, not all that it would send"
+        await asyncio.to_thread(tracer.close, 5.0)
+
+
+async def test_a_redirect_is_no_success(make_agent):
+    agent = await make_agent()
+    with Collector(status=302) as collector:
+        tracer = traced(agent, collector.url)
+        client = await WireClient.connect(agent.port)
+        assert (await client.ask(post(chat_body()))).status == 200
+        await agent.until(lambda: tracer.failed == 1)
+        await asyncio.to_thread(tracer.close, 5.0)
+    assert tracer.exported == 0
 
 
 async def test_what_the_queue_has_no_room_for_is_counted(make_agent, monkeypatch):
