@@ -13,7 +13,7 @@ from msgspec import Meta, Raw, Struct
 
 from controlplane.agent.backends.base import TokenUsage
 
-TOKENS_MAX: Final = 1 << 31
+TOKENS_MAX: Final = (1 << 31) - 1
 CHARS_PER_TOKEN: Final = 4
 """For whole answers without usage; the usual rule of thumb for English text."""
 
