@@ -44,7 +44,7 @@ class FrontDesk:
         self.outage = OutageLog()
         self.waiting: dict[int, list[Call]] = {}
         """By tenant, calls that wait for a lease."""
-        self.ask_lease: Callable[[int, int], None] = lambda tenant_id, need_nanos: None
+        self.ask_lease: Callable[[int, int, str], None] = lambda tenant_id, need_nanos, job: None
         """Asks the control plane for a tenant's lease; coalesced there, answered by `lease_answered`."""
 
     def offer(self, exchange: Exchange) -> None:
@@ -105,7 +105,7 @@ class FrontDesk:
             tenant_id = call.tenant.policy.id
             call.bound_nanos = answer.charge_upper_bound_nanos
             self.waiting.setdefault(tenant_id, []).append(call)
-            self.ask_lease(tenant_id, answer.charge_upper_bound_nanos)
+            self.ask_lease(tenant_id, answer.charge_upper_bound_nanos, call.exchange.job)
         else:
             self._refuse(call, snapshot, answer, now_us)
 
@@ -191,7 +191,7 @@ class FrontDesk:
             call.n,
             klass.stage_timeout_us,
         )
-        self._engine.leases.look_up(view, call.tenant.policy.id, bound, now_us)
+        self._engine.leases.look_up(view, call.tenant.policy.id, bound, now_us, call.exchange.job)
         return view
 
     def _admit(self, call: Call, snapshot: Snapshot, answer: AdmissionDecision, now_us: int) -> None:
@@ -206,8 +206,8 @@ class FrontDesk:
             tenant_id = call.tenant.policy.id
             if isinstance(answer.reserve_from, SlicePurse):
                 self.outage.admitted(tenant_id, call.tenant.policy.slug, now_us)
-            if engine.leases.runs_low(tenant_id, call.bound_nanos, now_us):
-                self.ask_lease(tenant_id, call.bound_nanos)
+            if engine.leases.runs_low(tenant_id, call.bound_nanos, now_us, call.exchange.job):
+                self.ask_lease(tenant_id, call.bound_nanos, call.exchange.job)
 
     def _refuse(self, call: Call, snapshot: Snapshot, answer: AdmissionDecision, now_us: int) -> None:
         engine, reason = self._engine, answer.reason

@@ -241,7 +241,7 @@ class ItemRunner:
         if answer.decision is Decision.REJECT:
             assert answer.reason is not None
             if answer.reason is Reason.NO_LEASE:
-                engine.desk.ask_lease(job.tenant_id, answer.charge_upper_bound_nanos)
+                engine.desk.ask_lease(job.tenant_id, answer.charge_upper_bound_nanos, job.uuid)
             return answer.reason
         self._admit(item, call, snapshot, answer, now_us)
         return None
@@ -255,8 +255,9 @@ class ItemRunner:
         call.deadline_us = item.job.job.deadline_us
         tenant_id, bound_nanos = call.tenant.policy.id, answer.charge_upper_bound_nanos
         engine.admit(call, snapshot, answer, now_us)
-        if snapshot.budget is not None and engine.leases.runs_low(tenant_id, bound_nanos, now_us):
-            engine.desk.ask_lease(tenant_id, bound_nanos)
+        uuid = item.job.job.uuid
+        if snapshot.budget is not None and engine.leases.runs_low(tenant_id, bound_nanos, now_us, uuid):
+            engine.desk.ask_lease(tenant_id, bound_nanos, uuid)
 
     # -- what the engine tells -----------------------------------------------------------------------------------------
 

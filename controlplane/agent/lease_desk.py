@@ -25,6 +25,10 @@ AWAY_PAUSE_S: Final = 1.0
 """The same while the control plane does not answer."""
 
 
+_Question = tuple[int, str]
+"""A tenant and the job that its requests belong to, empty for none."""
+
+
 class LeaseDesk:
     """Coalesces questions; every one ends in `FrontDesk.lease_answered`."""
 
@@ -32,20 +36,21 @@ class LeaseDesk:
         self._client = client
         self._engine = engine
         self._epoch = epoch
-        self._needs: dict[int, int] = {}
-        self._not_before_s: dict[int, float] = {}
+        self._needs: dict[_Question, int] = {}
+        self._not_before_s: dict[_Question, float] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._back = asyncio.Event()
         """Ends the pauses of all questions, for a moment, when the control plane answers again."""
         engine.desk.ask_lease = self.ask
         engine.leases.on_return = self._returned
 
-    def ask(self, tenant_id: int, need_nanos: int) -> None:
+    def ask(self, tenant_id: int, need_nanos: int, job: str = "") -> None:
         """Ask soon; a question that is under way covers this one when it needs no more."""
-        asking = tenant_id in self._needs
-        self._needs[tenant_id] = max(need_nanos, self._needs.get(tenant_id, 0))
+        question = tenant_id, job
+        asking = question in self._needs
+        self._needs[question] = max(need_nanos, self._needs.get(question, 0))
         if not asking:
-            task = asyncio.create_task(self._ask(tenant_id))
+            task = asyncio.create_task(self._ask(question))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
@@ -54,9 +59,10 @@ class LeaseDesk:
         self._back.set()
         self._back.clear()
 
-    async def _ask(self, tenant_id: int) -> None:
+    async def _ask(self, question: _Question) -> None:
         loop, engine = asyncio.get_running_loop(), self._engine
-        pause_s = max(GATHER_S, self._not_before_s.get(tenant_id, 0.0) - loop.time())
+        tenant_id, job = question
+        pause_s = max(GATHER_S, self._not_before_s.get(question, 0.0) - loop.time())
         if pause_s > GATHER_S:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._back.wait(), pause_s)
@@ -64,11 +70,14 @@ class LeaseDesk:
             await asyncio.sleep(GATHER_S)
         asked_us = engine.clock.now_us()
         waiting_nanos = engine.desk.waiting_nanos(tenant_id)
-        request = LeaseRequest(tenant_id, self._needs[tenant_id], engine.leases.spends(tenant_id), waiting_nanos)
+        spends = engine.leases.spends(tenant_id)
+        request = LeaseRequest(tenant_id, self._needs[question], spends, waiting_nanos, job)
         pause_s = PAUSE_S
         try:
             answer = await self._client.lease(request, epoch=self._epoch())
             engine.leases.apply(answer.leases, answer.exhausted, asked_us=asked_us, now_us=engine.clock.now_us())
+            if job and answer.exhausted:
+                engine.leases.nothing_for(tenant_id, job, engine.clock.now_us())
         except Unreachable:
             engine.leases.unanswered.add(tenant_id)
             pause_s = AWAY_PAUSE_S
@@ -80,8 +89,8 @@ class LeaseDesk:
                 log.warning("no lease for tenant %d: %s", tenant_id, refused)
             pause_s = AWAY_PAUSE_S
         finally:
-            del self._needs[tenant_id]
-            self._not_before_s[tenant_id] = loop.time() + pause_s
+            del self._needs[question]
+            self._not_before_s[question] = loop.time() + pause_s
         engine.desk.lease_answered(tenant_id)
         if pause_s == PAUSE_S and engine.desk.waiting_nanos(tenant_id):
-            self._not_before_s[tenant_id] = loop.time() + WAITED_PAUSE_S
+            self._not_before_s[question] = loop.time() + WAITED_PAUSE_S

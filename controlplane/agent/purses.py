@@ -24,11 +24,13 @@ class SlicePurse(LeasePurse):
 class HeldLease:
     """One lease row of the control plane as it is spent here."""
 
-    __slots__ = ("closed_us", "expires_us", "learnt_us", "lease_id", "purse", "tenant_id")
+    __slots__ = ("closed_us", "expires_us", "job", "learnt_us", "lease_id", "purse", "tenant_id")
 
     def __init__(self, lease: Lease, now_us: int) -> None:
         self.lease_id = lease.lease_id
         self.tenant_id = lease.tenant_id
+        self.job = lease.job
+        """The job whose requests alone it pays for; empty for those of its tenant."""
         self.purse = (SlicePurse if lease.outage else LeasePurse)(lease.amount_nanos)
         self.expires_us = lease.expires_us
         self.learnt_us = now_us
@@ -47,6 +49,8 @@ class LeaseBook:
         self._slices: dict[int, list[HeldLease]] = {}
         """By tenant, the leases that are kept for an outage."""
         self._exhausted: dict[int, tuple[Exhausted, int]] = {}
+        self._without: dict[tuple[int, str], int] = {}
+        """(tenant, job) -> when it was answered that the budget is used up and so is what the job reserved."""
         self.unanswered: set[int] = set()
         """Tenants whose last question found no control plane, until it answers anything again."""
         self.answered_us = 0
@@ -80,6 +84,11 @@ class LeaseBook:
         for entry in exhausted:
             self._exhausted[entry.tenant_id] = entry, now_us
 
+    def nothing_for(self, tenant_id: int, job: str, now_us: int) -> None:
+        """A question for a job was answered with a budget that is used up: its reservation did not pay either."""
+        self._without = {key: at_us for key, at_us in self._without.items() if now_us - at_us < EXHAUSTED_MEMORY_US}
+        self._without[(tenant_id, job)] = now_us
+
     def _take(self, lease: Lease, now_us: int) -> None:
         held = self._leases.get(lease.lease_id)
         if held is None:
@@ -104,26 +113,43 @@ class LeaseBook:
     def _kept_in(self, held: HeldLease) -> dict[int, list[HeldLease]]:
         return self._slices if isinstance(held.purse, SlicePurse) else self._by_tenant
 
-    def look_up(self, view: BudgetView, tenant_id: int, bound_nanos: int, now_us: int) -> None:
-        """Fill a tenant's budget view for a request whose charge is at most `bound_nanos`.
+    def look_up(self, view: BudgetView, tenant_id: int, bound_nanos: int, now_us: int, job: str = "") -> None:
+        """Fill a tenant's budget view for a request, of a job or of none, whose charge is at most `bound_nanos`.
 
-        The outage slice is in it only while the control plane does not answer.
+        What its job reserved comes first. The outage slice is in it only while the control plane does not answer.
         """
-        view.purse, view.outage_purse, view.window_ends_at_us = None, None, None
-        for held in self._by_tenant.get(tenant_id, ()):
-            if held.usable(now_us):
-                view.purse = held.purse
-                if held.purse.remaining_nanos >= bound_nanos:
-                    break
-        known = self._exhausted.get(tenant_id)
-        if known is not None and now_us - known[1] < EXHAUSTED_MEMORY_US:
+        view.outage_purse, view.window_ends_at_us = None, None
+        view.purse = self._purse(tenant_id, job, bound_nanos, now_us)
+        if job and (view.purse is None or view.purse.remaining_nanos < bound_nanos):
+            view.purse = self._purse(tenant_id, "", bound_nanos, now_us) or view.purse
+        known = self._known_exhausted(tenant_id, now_us, job)
+        if known is not None:
             view.state = LeaseState.EXHAUSTED
-            view.window_ends_at_us = known[0].ends_us
+            view.window_ends_at_us = known.ends_us
         elif tenant_id in self.unanswered:
             view.state = LeaseState.CUT_OFF
             view.outage_purse = self._slice(tenant_id, bound_nanos, now_us)
         else:
             view.state = LeaseState.ABSENT
+
+    def _purse(self, tenant_id: int, job: str, bound_nanos: int, now_us: int) -> LeasePurse | None:
+        """The lease of a job, or of none, that covers a bound, else the last one that may be spent."""
+        found: LeasePurse | None = None
+        for held in self._by_tenant.get(tenant_id, ()):
+            if held.job == job and held.usable(now_us):
+                found = held.purse
+                if found.remaining_nanos >= bound_nanos:
+                    break
+        return found
+
+    def _known_exhausted(self, tenant_id: int, now_us: int, job: str) -> Exhausted | None:
+        """An answer of "used up" that is still believed; for a request of a job only one to a question for that job."""
+        known = self._exhausted.get(tenant_id)
+        if known is None or now_us - known[1] >= EXHAUSTED_MEMORY_US:
+            return None
+        if job and now_us - self._without.get((tenant_id, job), -EXHAUSTED_MEMORY_US) >= EXHAUSTED_MEMORY_US:
+            return None
+        return known[0]
 
     def _slice(self, tenant_id: int, bound_nanos: int, now_us: int) -> LeasePurse | None:
         """The tenant's slice that covers a bound, else the last one that may be spent."""
@@ -135,9 +161,13 @@ class LeaseBook:
                     break
         return found
 
-    def remaining_nanos(self, tenant_id: int, now_us: int) -> int:
-        """What the tenant may still spend here without asking."""
-        return sum(held.purse.remaining_nanos for held in self._by_tenant.get(tenant_id, ()) if held.usable(now_us))
+    def remaining_nanos(self, tenant_id: int, now_us: int, job: str = "") -> int:
+        """What the tenant may still spend here, for a job or for none, without asking."""
+        return sum(
+            held.purse.remaining_nanos
+            for held in self._by_tenant.get(tenant_id, ())
+            if held.job in ("", job) and held.usable(now_us)
+        )
 
     def slices_nanos(self, now_us: int) -> dict[int, int]:
         """Tenant id -> what is left of its outage slices."""
@@ -147,12 +177,11 @@ class LeaseBook:
             if slices
         }
 
-    def runs_low(self, tenant_id: int, bound_nanos: int, now_us: int) -> bool:
-        """Whether to ask for more before a request has to wait for it."""
-        known = self._exhausted.get(tenant_id)
-        if known is not None and now_us - known[1] < EXHAUSTED_MEMORY_US:
+    def runs_low(self, tenant_id: int, bound_nanos: int, now_us: int, job: str = "") -> bool:
+        """Whether to ask for more before a request, of a job or of none, has to wait for it."""
+        if self._known_exhausted(tenant_id, now_us, job) is not None:
             return False
-        return self.remaining_nanos(tenant_id, now_us) < LOW_WATER_REQUESTS * bound_nanos
+        return self.remaining_nanos(tenant_id, now_us, job) < LOW_WATER_REQUESTS * bound_nanos
 
     def exhausted_window(self, tenant_id: int) -> str:
         """The budget that blocked, for the client's message."""

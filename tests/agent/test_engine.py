@@ -231,7 +231,7 @@ class TestLeases:
         agent = await make_agent(self.doc(), speed=speed)
         agent.asked = []
 
-        def ask(tenant_id: int, need_nanos: int) -> None:
+        def ask(tenant_id: int, need_nanos: int, job: str) -> None:
             agent.asked.append(need_nanos)
             if answers:
                 asyncio.get_running_loop().call_later(0.02, self.answer, agent, amount)

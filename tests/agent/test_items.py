@@ -218,7 +218,7 @@ async def test_an_item_waits_for_a_lease_of_its_tenants_budget(make_agent):
     doc = worlds.document(tenants=[worlds.tenant_policy(), worlds.tenant_policy("delta", id=2, hard_budget=True)])
     agent = await make_agent(doc)
     asked: list[tuple[int, int]] = []
-    agent.engine.desk.ask_lease = lambda tenant_id, need: asked.append((tenant_id, need))
+    agent.engine.desk.ask_lease = lambda tenant_id, need, job: asked.append((tenant_id, need))
     lease(agent, [item(1)])
     await asyncio.sleep(0.2)
     assert asked and asked[0][0] == 2 and asked[0][1] > 0

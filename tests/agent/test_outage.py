@@ -91,7 +91,7 @@ async def test_a_closed_tenant_is_refused_though_a_slice_is_there(make_agent):
 async def test_a_slice_is_no_lease_while_the_control_plane_answers(make_agent):
     agent = await cut_off(make_agent)
     slice_now = Lease(5, 1, SLICE, agent.engine.clock.now_us() + 60_000_000, outage=True)
-    agent.engine.desk.ask_lease = lambda tenant_id, need_nanos: asyncio.get_running_loop().call_later(
+    agent.engine.desk.ask_lease = lambda tenant_id, need_nanos, job: asyncio.get_running_loop().call_later(
         0.01, told, agent, [slice_now], [worlds.Exhausted(1, "acme monthly", 1 << 60)]
     )
     answer = await ask(agent)

@@ -155,7 +155,7 @@ async def test_what_waits_for_a_lease_is_decided_in_the_order_of_arrival(make_ag
     agent = await make_agent(doc)
     engine, asked = agent.engine, []
 
-    def ask(tenant_id: int, need_nanos: int) -> None:
+    def ask(tenant_id: int, need_nanos: int, job: str) -> None:
         asked.append((need_nanos, engine.desk.waiting_nanos(tenant_id)))
 
     engine.desk.ask_lease = ask
