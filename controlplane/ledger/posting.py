@@ -312,13 +312,16 @@ class TrialBalance:
 
 
 _TRIAL = """
-WITH folded AS (SELECT coalesce(max(through_id), 0) AS id FROM ledger_balancefold),
+WITH tail AS MATERIALIZED (
+    SELECT debit_id, credit_id, amount_nanos, period FROM ledger_transfer
+    WHERE id > (SELECT coalesce(max(through_id), 0) FROM ledger_balancefold)
+),
 moved AS (
-    SELECT account_id, debit_nanos AS debit, credit_nanos AS credit, debits FROM ledger_balancesum {sums}
+    SELECT account_id, debit_nanos AS debit, credit_nanos AS credit, debits FROM ledger_balancesum {limit}
     UNION ALL
-    SELECT t.debit_id, t.amount_nanos, 0, 1 FROM ledger_transfer t, folded WHERE t.id > folded.id {transfers}
+    SELECT debit_id, amount_nanos, 0, 1 FROM tail {limit}
     UNION ALL
-    SELECT t.credit_id, 0, t.amount_nanos, 0 FROM ledger_transfer t, folded WHERE t.id > folded.id {transfers}
+    SELECT credit_id, 0, amount_nanos, 0 FROM tail {limit}
 )
 SELECT a.code, a.kind, sum(m.debit)::bigint, sum(m.credit)::bigint, sum(m.debits)::bigint
 FROM moved m JOIN ledger_account a ON a.id = m.account_id GROUP BY a.code, a.kind ORDER BY a.code COLLATE "C"
@@ -330,9 +333,9 @@ def trial_balance(period: str | None = None) -> TrialBalance:
 
     One statement sees sums, fold and transfers of one instant, so nothing is missed or counted twice.
     """
-    limits = ("WHERE period = %(period)s", "AND t.period = %(period)s") if period else ("", "")
+    limit = "WHERE period = %(period)s" if period else ""
     with connection.cursor() as cursor:
-        cursor.execute(_TRIAL.format(sums=limits[0], transfers=limits[1]), {"period": period} if period else {})
+        cursor.execute(_TRIAL.format(limit=limit), {"period": period} if period else {})
         rows = cursor.fetchall()
     events = LedgerEvent.objects.filter(period=period) if period else LedgerEvent.objects.all()
     return TrialBalance(tuple(Balance(*row[:4]) for row in rows), events.count(), sum(int(row[4]) for row in rows))

@@ -39,6 +39,7 @@ from controlplane.ledger.queries import (
     rate_cards,
 )
 from controlplane.ledger.ranges import FinanceRange, around, menu, read_range
+from controlplane.ledger.statement_pages import corrections, issued
 from controlplane.tenants.access import may, requires
 from controlplane.tenants.models import Installation
 from controlplane.tenants.queries import installation, tenant_for, visible_tenants
@@ -295,11 +296,17 @@ def statement_page(request: HttpRequest, slug: str) -> HttpResponse:
     shown, problem = _range(request, book, now)
     made = statement(charges(shown.window.start, shown.window.end, [tenant.pk]))
     cards = rate_cards([row.charge.rate_version for row in made.rows])
+    month = shown.window.label if shown.kind == "month" else ""
+    corrected = corrections(tenant.slug, month) if month else []
+    due_nanos = made.total_nanos + sum(row.nanos for row in corrected)
     context = {
         **_span_context(shown, book, now),
         "problem": problem,
         "tenant": tenant,
         "statement": made,
+        "issued": issued(tenant.slug, month) if month else None,
+        "corrections": corrected,
+        "due": cents_text(cents_of(due_nanos)),
         "cards": [cards[version] for version in sorted(cards)],
         "staff": may(request.user, "finance.read"),
         "made_at": now,

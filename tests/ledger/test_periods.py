@@ -309,3 +309,34 @@ def test_the_commands_close_and_export(fleet, tmp_path, capsys):
     with pytest.raises(CommandError) as error:
         call_command("export_costs", "--period", "never", "--format", "csv")
     assert error.value.returncode == 2
+
+
+def test_a_statement_has_its_number_and_stays_as_issued(fleet):
+    client = factories.person("finance", name="ines")
+    open_text = client.get(f"/finance/statements/a/?period={MONTH}").content.decode()
+    assert "A-000001" not in open_text and "12.25" in open_text
+    close(reason="no meter on Tuesday")
+    roll_up(fleet, "a", "chat", nanos=(9_000_000_000, 0, 0, 0), version=7)
+    settle_closed(NOW)
+    text = client.get(f"/finance/statements/a/?period={MONTH}").content.decode()
+    assert "Statement A-000001, version 1" in text and "12.250000001" in text and "21.25" not in text
+    assert "chat-70b: usage" in text and "no meter on Tuesday" in text
+    later = client.get("/finance/statements/a/?period=2026-12").content.decode()
+    assert "Late usage of 2026-11" in later and "+9.00" in later and "Charges and corrections" in later
+    reopen_period(MONTH, actor=BOSS, now=NOW, reason="again")
+    close(reason="second")
+    text = client.get(f"/finance/statements/a/?period={MONTH}").content.decode()
+    assert "Statement A-000002, version 2, in place of A-000001" in text
+    assert "Billed in another month" in text and "Exact total 12.250000001" in text
+
+
+def test_credit_notes_stand_on_the_statement_of_the_open_month(fleet):
+    close(reason="fine")
+    note = proposals.propose_credit_note(
+        period=MONTH, tenant="a", class_="chat", amount_nanos=2_000_000_000, actor=FIN, now=NOW, reason="outage"
+    )
+    done = proposals.approve(note.pk, actor=BOSS, now=NOW, reason="agreed")
+    assert done.event.period == "2026-12"
+    client = factories.person("finance", name="ines")
+    text = client.get("/finance/statements/a/?period=2026-12").content.decode()
+    assert "Credit note of 2026-11" in text and "−2.00" in text and "outage" in text
