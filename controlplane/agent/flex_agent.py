@@ -216,9 +216,11 @@ class FlexBand:
 
     def _receive(self, name: str, grant: Grant, sent_boot_us: int) -> Receipt:
         slot, now_us = self.slots[name], self._boot_us()
-        on_its_way = slot.state in ON_THE_WAY_HOME
-        if on_its_way and grant.kind is GrantKind.LENT and grant.fence > slot.grant.fence:
-            # It has to be home before it is lent again; the grant comes with every answer and is taken then.
+        held = slot.grant
+        goes_on = grant.fence == held.fence and held.kind is GrantKind.LENT and not held.tripped
+        if slot.state in ON_THE_WAY_HOME and grant.kind is GrantKind.LENT and (grant.fence > held.fence or goes_on):
+            # It has to be home before it is lent again, also under a fence that only ran out: a renewal that comes late
+            # would take the bound off its drain. The grant comes with every answer and is taken then.
             return Receipt.REPEATED
         received = rules.receive(slot.grant, grant, report_sent_at_us=sent_boot_us, now_us=now_us)
         slot.grant = received.grant

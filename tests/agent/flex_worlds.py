@@ -91,7 +91,8 @@ class World:
     #: Fences that a trip or a restart ended for good.
     ended: set[tuple[str, int]] = field(default_factory=set)
     log: list[tuple[str, SlotState]] = field(default_factory=list)
-    started: list[tuple[str, int, int]] = field(default_factory=list)
+    #: Slot, fence and instant of each start of batch, and whether the fence was over by then.
+    started: list[tuple[str, int, int, bool]] = field(default_factory=list)
     serial: int = 0
 
     def __post_init__(self) -> None:
@@ -210,7 +211,7 @@ class World:
             name = self.scheduler.slots[request.slot_index].spec.name
             if request.class_slug == "bulk":
                 fence = self.band.slots[name].grant.fence if name in FLEX else 0
-                self.started.append((name, fence, self.boot_us))
+                self.started.append((name, fence, self.boot_us, (name, fence) in self.ended))
 
     def _note_trips(self) -> None:
         names = {slot_id: name for name, slot_id in FLEX.items()}

@@ -136,6 +136,20 @@ async def test_what_cannot_be_cancelled_is_overdue_and_comes_home_in_the_end(mak
     await agent.until(lambda: state(agent) is SlotState.HOME)
 
 
+async def test_a_renewal_that_comes_while_it_drains_leaves_the_drain_its_bound(make_agent):
+    agent = await make_agent(flex_document(), speed=0.2)
+    lend(agent, ttl_us=200_000)
+    await send(agent, **BATCH)
+    agent.engine.step()
+    assert agent.engine.scheduler.slots[1].running
+    await agent.until(lambda: state(agent) is SlotState.DRAINING)
+    assert lend(agent) == [Receipt.REPEATED]
+    assert state(agent) is SlotState.DRAINING, "it has to be home before it is lent again"
+    await agent.until(lambda: state(agent) is SlotState.HOME, within_s=1.6)
+    assert lend(agent) == [Receipt.REPEATED]
+    assert state(agent) is SlotState.LENT
+
+
 async def test_batch_that_may_not_be_cancelled_and_does_not_fit_waits_for_the_floor(make_agent):
     agent = await make_agent(flex_document(drain_bound_s=1, retry_safe=False), speed=1.0)
     lend(agent)
