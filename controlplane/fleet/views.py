@@ -291,6 +291,7 @@ def agent(request: HttpRequest, agent_id: int) -> HttpResponse:
         "may_drain": may(request.user, "agent.drain"),
         "key": keys.key_state(row),
         "may_retire": may(request.user, "agent.retire"),
+        "may_see_aside": may(request.user, "quarantine.read"),
         "may_rotate_key": may(request.user, "agent.rotate_key"),
         "may_approve": may(request.user, "agent.enrol"),
         "page_state": state.grade if state.grade in ("bad", "risk", "unknown") else "",

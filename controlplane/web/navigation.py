@@ -83,6 +83,7 @@ SECTIONS: tuple[Section, ...] = (
             _entry("Rates", "rates"),
             _entry("Periods", "periods", "finance-periods"),
             _entry("Exports", "exports", "finance-exports"),
+            _entry("Set aside", "set-aside", roles=frozenset({ADMIN, FINANCE})),
         ),
     ),
     Section("jobs", _entry("Jobs", "jobs", roles=EVERYONE)),
