@@ -20,6 +20,7 @@ from controlplane.core.leases import divide_among
 from controlplane.wire.report import Demand, Share
 
 SILENCE = timedelta(seconds=6)
+"""Three of the longest report intervals that agents are told: for who reports more often a share is counted longer."""
 TENANT, KEY, CLASS = "t", "k", "c"
 Amount = TypeVar("Amount", int, float)
 _SCOPE_NAMES = {TENANT: "tenant", KEY: "key", CLASS: "class"}

@@ -10,6 +10,8 @@ import pytest
 from asgiref.sync import sync_to_async
 
 from controlplane.budgets.models import Budget, BudgetWindow, Lease
+from controlplane.budgets.shares import SILENCE
+from controlplane.exchange.answers import interval_ms
 from controlplane.exchange.database import connection
 from controlplane.exchange.safe_rates import safe_rate_shares
 from controlplane.fleet.models import Agent, AgentLive, Slot, SlotInterval
@@ -21,6 +23,10 @@ from controlplane.wire.signing import digest_hex, from_text
 from tests import factories
 from tests.exchange.door import TestAgent
 from tests.usage_rows import usage_row
+
+
+def test_a_silent_agent_counts_for_three_of_the_longest_intervals_that_agents_are_told() -> None:
+    assert timedelta(milliseconds=3 * max(interval_ms(flex=flex) for flex in (True, False))) == SILENCE
 
 
 def hard_budget(world, limit=1_000_000, **values):
