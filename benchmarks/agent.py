@@ -47,6 +47,7 @@ PARTS = ("requests", "streams", "paced", "jitter", "overload", "memory")
 TOKENS = 32
 CONNECTIONS = 32
 HALF_LOAD = 0.5
+PACE_MS = 10
 
 
 @dataclass(frozen=True)
@@ -190,9 +191,9 @@ def streams(home: Path, scale: Scale, told: Told) -> None:
 
 def paced(home: Path, scale: Scale, told: Told) -> None:
     """What the agent adds to the time to first token while it is half busy."""
-    say("\n-- paced streams, 10 ms per token: time to first token in ms, direct and through the agent")
+    say(f"\n-- paced streams, {PACE_MS} ms per token: time to first token in ms, direct and through the agent")
     with contextlib.ExitStack() as stack:
-        inference = stack.enter_context(servers.upstream(home, "--tokens", str(TOKENS), "--token-ms", "10"))
+        inference = stack.enter_context(servers.upstream(home, "--tokens", str(TOKENS), "--token-ms", str(PACE_MS)))
         agent, _ = stack.enter_context(servers.agent(home, inference, places=4_096))
         found = {"direct": inference, "agent": agent}
         probe = _paced_round(agent, 64, scale.seconds)
@@ -209,7 +210,8 @@ def paced(home: Path, scale: Scale, told: Told) -> None:
 
 def _paced_round(server: Server, connections: int, seconds: float) -> dict[str, Any]:
     cpu_s = server.cpu_s()
-    one = drive(Load(server.port, connections, seconds=max(2.0, seconds), stream=True))
+    length_s = TOKENS * PACE_MS / 1000
+    one = drive(Load(server.port, connections, seconds=max(2.0, seconds), stream=True, spread_s=length_s))
     one["busy"] = (server.cpu_s() - cpu_s) / max(0.1, one["answers"] / one["per_s"])
     return one
 

@@ -40,6 +40,8 @@ class Load(msgspec.Struct):
     marks: list[int] = []
     """Numbers of answers at which to look at `rss_of`."""
     rss_of: int = 0
+    spread_s: float = 0.0
+    """Connections begin evenly over that time. Paced answers that began as one would ask again as one, for ever."""
 
 
 def requests_of(load: Load) -> list[bytes]:
@@ -147,8 +149,11 @@ class Clients:
             self.idle = connections
             offering = asyncio.ensure_future(self.offer())
         else:
-            for connection in connections:
-                connection.send()
+            for number, connection in enumerate(connections):
+                if self.load.spread_s:
+                    self.loop.call_later(self.load.spread_s * number / len(connections), connection.send)
+                else:
+                    connection.send()
         try:
             await asyncio.wait_for(self.done, (self.load.seconds or 3_600) + GRACE_S)
         except TimeoutError:
