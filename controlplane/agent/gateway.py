@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 
 HEAD_BYTES_MAX: Final = 32 * 1024
 BODY_BYTES_MAX: Final = 8 * 1024 * 1024
+BODIES_BYTES_MAX: Final = 256 * 1024 * 1024
+"""Of all connections together, in bodies that have not arrived whole or wait behind another request."""
 PIPELINED_MAX: Final = 8
 HEAD_TIMEOUT_S: Final = 30.0
 BODY_TIMEOUT_S: Final = 60.0
@@ -136,8 +138,8 @@ class Connection(asyncio.Protocol):
     """One client connection."""
 
     __slots__ = (
-        "_body", "_body_size", "_expects", "_front", "_head_size", "_names_connection", "_overrun", "_parser", "_queue",
-        "_reading_paused", "_url", "current", "reading", "since_s", "transport", "write_paused",
+        "_body", "_body_size", "_expects", "_front", "_head_size", "_held_bytes", "_names_connection", "_overrun",
+        "_parser", "_queue", "_reading_paused", "_url", "current", "reading", "since_s", "transport", "write_paused",
     )  # fmt: skip
 
     transport: asyncio.Transport
@@ -150,6 +152,7 @@ class Connection(asyncio.Protocol):
         self._head_size = 0
         self._body: list[bytes] = []
         self._body_size = 0
+        self._held_bytes = 0
         self._expects = False
         self._names_connection = False
         self._overrun = False
@@ -172,6 +175,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._front.connections.discard(self)
+        self._front.held_bytes -= self._held_bytes
         waiting = [self.current, *self._queue]
         self.current = None
         self._queue.clear()
@@ -196,6 +200,8 @@ class Connection(asyncio.Protocol):
                 raise error.__context__ or error from None
         except httptools.HttpParserError:
             self._refuse(400, "The request is not valid HTTP.")
+        if self.reading is not None or self._held_bytes or self._queue:
+            self._hold()
 
     def pause_writing(self) -> None:
         self.write_paused = True
@@ -227,6 +233,16 @@ class Connection(asyncio.Protocol):
                 self.transport.pause_reading()
             else:
                 self.transport.resume_reading()
+
+    def _hold(self) -> None:
+        """Count what waits here against what all connections may hold: nobody's key was looked at for it yet."""
+        held = sum(len(exchange.body) for exchange in self._queue)
+        if self.reading is not None:
+            held += self._body_size
+        self._front.held_bytes += held - self._held_bytes
+        self._held_bytes = held
+        if self._front.held_bytes > BODIES_BYTES_MAX and held:
+            self._refuse(503, "This server holds too many bodies that are on their way. Retry shortly.")
 
     def _steer(self, action: str) -> None:
         call = self.current.call if self.current is not None else None
@@ -347,6 +363,7 @@ class Connection(asyncio.Protocol):
     def _follow(self) -> None:
         """Begin the next request, not from within the answer before it: a long pipeline is no deep stack."""
         following = self.current = self._queue.popleft()
+        self._hold()
         self._front.loop.call_soon(self._resume, following)
 
     def _resume(self, exchange: HttpExchange) -> None:
@@ -395,6 +412,7 @@ class HttpFront:
         self.loop = asyncio.get_running_loop()
         self.connections: set[Connection] = set()
         self.closing = False
+        self.held_bytes = 0
         self._connections_max = connections_max
         self._server: asyncio.Server | None = None
         self._sweeper: asyncio.TimerHandle | None = None

@@ -68,6 +68,31 @@ async def test_head_and_body_are_bounded(make_agent, monkeypatch):
     agent.assert_nothing_held()
 
 
+async def test_bodies_on_their_way_are_bounded_over_all_connections(make_agent, monkeypatch):
+    """No key is known before a body is whole, so that anybody could have them held."""
+    monkeypatch.setattr("controlplane.agent.gateway.BODIES_BYTES_MAX", 1_000_000)
+    agent = await make_agent()
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 800000\r\n\r\n"
+    first, second, third = [await WireClient.connect(agent.port) for _ in range(3)]
+    first.send(head + b"x" * 700_000)
+    await agent.until(lambda: agent.front.held_bytes == 700_000)
+    second.send(head + b"x" * 700_000)
+    refused = await second.answer()
+    assert refused.status == 503 and "Retry" in refused.json["error"]["message"]
+    assert await second.closed_by_server()
+    assert (await third.ask(post(chat_body()))).status == 200, "what comes whole is served meanwhile"
+    first.send(b"x" * 100_000)
+    assert (await first.answer()).status == 401, "who was there first is read to the end"
+    assert agent.front.held_bytes == 0
+    first.send(post(chat_body(max_tokens=400, ignore_eos=True)) + post(chat_body()) * 3)
+    assert [(await first.answer()).status for _ in range(4)] == [200] * 4
+    assert agent.front.held_bytes == 0
+    first.send(head + b"x" * 700_000)
+    await agent.until(lambda: agent.front.held_bytes == 700_000)
+    first.abort()
+    await agent.until(lambda: agent.front.held_bytes == 0)
+
+
 @pytest.mark.parametrize("digits", [b"9" * 5_000, b"0" * 5_000])
 async def test_a_length_that_is_no_length(make_agent, digits):
     agent = await make_agent()
