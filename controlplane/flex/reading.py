@@ -159,6 +159,8 @@ class PoolReading:
     lends_this_week: int = 0
     #: Batch of this pool may be cancelled: retry_safe, on a backend that cancels.
     cancellable: bool = False
+    #: What a slot is worth while it serves batch; 1 unless it was measured.
+    batch_efficiency: float = 1.0
 
     @property
     def flex(self) -> bool:
@@ -248,18 +250,19 @@ def _is_present(trip: TripRow, grant: Grant) -> bool:
 
 
 @lru_cache(maxsize=32_768)
-def _floor_slot(name: str, band: Band, state: SlotState) -> FlexSlot:
-    return FlexSlot(name=name, band=band, state=state)
+def _floor_slot(name: str, band: Band, state: SlotState, efficiency: float) -> FlexSlot:
+    return FlexSlot(name=name, band=band, state=state, batch_efficiency=efficiency)
 
 
 def _flex_slot(reading: PoolReading, row: SlotRow, grant: Grant | None) -> FlexSlot:
     if not row.is_flex or grant is None:
-        return _floor_slot(row.name, row.band, row.state)
+        return _floor_slot(row.name, row.band, row.state, reading.batch_efficiency)
     said = reading.reported(row)
     return FlexSlot(
         name=row.name,
         band=Band.FLEX,
         state=grant.state,
+        batch_efficiency=reading.batch_efficiency,
         fence=grant.fence,
         lent_at_us=grant.lent_at_us,
         grant_expires_at_us=grant.expires_at_us,

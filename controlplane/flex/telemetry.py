@@ -37,8 +37,9 @@ from controlplane.flex.reading import (
     TripRow,
 )
 from controlplane.flex.terms import POLICY_FIELDS, saved_terms, terms_in_force
+from controlplane.jobs.batch_capacity import efficiencies
 from controlplane.jobs.models import Job
-from controlplane.jobs.queries import MISSED_GRACE, remaining_gpu_us
+from controlplane.jobs.queries import MISSED_GRACE, demanded_gpu_us
 
 #: Clocks of web processes may differ by this much from the database's; a report further ahead has no known age.
 CLOCKS_DIFFER_US = SECOND_US
@@ -208,14 +209,17 @@ def _add_classes(readings: Iterable[PoolReading]) -> frozenset[int]:
 
 
 def _add_jobs(pools: dict[int, PoolReading], now: datetime) -> None:
-    """What `jobs.queries.backlog` says of one pool, for all pools in two queries."""
+    """What `jobs.queries.backlog` says of one pool, for all pools in three queries, and what a batch slot is worth."""
     rows = Job.objects.filter(state=Job.State.RUNNING, pool_id__in=list(pools)).order_by("pk").only(*_JOB_FIELDS)
     counted = [job for job in rows if job.deadline is None or now - job.deadline < MISSED_GRACE]
+    worth = efficiencies(pools, now)
+    for pool_id, efficiency in worth.items():
+        pools[pool_id].batch_efficiency = efficiency
     constants = Pool.objects.only("prefill_us_per_token", "decode_us_per_token")
     known = constants.in_bulk({job.pool_id for job in counted})
     jobs: dict[int, list[BatchJob]] = defaultdict(list)
     for job in counted:
-        remaining_us = remaining_gpu_us(job, known[job.pool_id])
+        remaining_us = demanded_gpu_us(job, known[job.pool_id], worth.get(job.pool_id, 1.0))
         if remaining_us:
             name = f"job {job.pk}"
             jobs[job.pool_id].append(BatchJob(name=name, remaining_gpu_us=remaining_us, deadline_us=_us(job.deadline)))

@@ -58,7 +58,7 @@ def of_extension(job: Job, deadline: datetime, now: datetime) -> Effect:
 
 def _effect(job: Job, remaining_us: int, deadline: datetime | None, items: int, now: datetime) -> Effect:
     pairs = queries.backlog_jobs(job.pool_id, now)
-    slots = queries.slots_of([job.pool_id]).get(job.pool_id, [])
+    slots = queries.slots_of([job.pool_id], now).get(job.pool_id, [])
     others = [(us, other.deadline) for other, us in pairs if other.pk != job.pk]
     changed = [*others, (remaining_us, deadline)] if remaining_us else others
     return Effect(

@@ -86,7 +86,7 @@ def slack_at_deadlines(jobs: Iterable[Job], now: datetime) -> dict[int, float | 
     pools = {job.pool_id for job in wanted}
     if not pools:
         return {}
-    slots = queries.slots_of(pools)
+    slots = queries.slots_of(pools, now)
     work: dict[int, list[tuple[datetime, int]]] = {pool: [] for pool in pools}
     for row in Job.objects.filter(pool__in=pools, state=Job.State.RUNNING, deadline__gt=now).select_related("pool"):
         assert row.deadline is not None

@@ -16,6 +16,7 @@ from controlplane.core.flex_snapshot import BatchJob, FlexSlot
 from controlplane.core.period import to_us
 from controlplane.core.slot_states import Band, SlotState
 from controlplane.fleet.models import Pool, Slot, SlotInterval
+from controlplane.jobs.batch_capacity import efficiencies
 from controlplane.jobs.models import Job
 from controlplane.tenants.access import member_of
 from controlplane.tenants.queries import visible_tenants
@@ -94,12 +95,13 @@ def backlog(pool_id: int, now: datetime) -> list[tuple[int, datetime | None]]:
 
 
 def backlog_jobs(pool_id: int, now: datetime) -> list[tuple[Job, int]]:
-    """The jobs behind `backlog`, each with its remaining GPU time in us."""
+    """The jobs behind `backlog`, each with its remaining work in us of a slot that is worth one."""
     rows = Job.objects.filter(pool_id=pool_id, state=Job.State.RUNNING).select_related("pool")
     counted = [job for job in rows if job.deadline is None or now - job.deadline < MISSED_GRACE]
     last = datetime.max.replace(tzinfo=now.tzinfo)
     counted.sort(key=lambda job: (job.deadline or last, job.pk))
-    pairs = [(job, remaining_gpu_us(job, job.pool)) for job in counted]
+    worth = efficiencies([pool_id], now).get(pool_id, 1.0)
+    pairs = [(job, demanded_gpu_us(job, job.pool, worth)) for job in counted]
     return [(job, remaining_us) for job, remaining_us in pairs if remaining_us > 0]
 
 
@@ -216,11 +218,12 @@ class PoolSlack:
 def pool_slack(pool: Pool, now: datetime) -> PoolSlack:
     """The arithmetic behind lending, by the same core that decides it; lent slots are read from the ownership books."""
     work = [(us, job.deadline) for job, us in backlog_jobs(pool.pk, now)]
-    return slack_for(work, slots_of([pool.pk]).get(pool.pk, []), now)
+    return slack_for(work, slots_of([pool.pk], now).get(pool.pk, []), now)
 
 
-def slots_of(pool_ids: Iterable[int]) -> dict[int, list[FlexSlot]]:
-    """Pool id -> its observed slots, each lent or at home."""
+def slots_of(pool_ids: Iterable[int], now: datetime) -> dict[int, list[FlexSlot]]:
+    """Pool id -> its observed slots, each lent or at home, with what it is worth for batch."""
+    worth = efficiencies(pool_ids, now)
     open_spans = SlotInterval.objects.filter(
         slot__pool__in=list(pool_ids), slot__removed_at__isnull=True, ended_at__isnull=True
     )
@@ -228,8 +231,9 @@ def slots_of(pool_ids: Iterable[int]) -> dict[int, list[FlexSlot]]:
     for span in open_spans.select_related("slot").order_by("slot__name"):
         lent = span.slot.band == Slot.Band.FLEX and span.state == "lent"
         state = SlotState.LENT if lent else SlotState.HOME
+        efficiency = worth.get(span.slot.pool_id, 1.0)
         found.setdefault(span.slot.pool_id, []).append(
-            FlexSlot(name=span.slot.name, band=Band(span.slot.band), state=state)
+            FlexSlot(name=span.slot.name, band=Band(span.slot.band), state=state, batch_efficiency=efficiency)
         )
     return found
 

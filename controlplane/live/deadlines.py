@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from fractions import Fraction
 
+from django.db.models import QuerySet
+
 from controlplane.contracts.models import ContractVersion
 from controlplane.contracts.queries import Standing
 from controlplane.core.batch_objective import (
@@ -62,11 +64,11 @@ def evaluate(rows: Iterable[Standing], now: datetime) -> dict[int, Night]:
     ]
     if not batch:
         return {}
-    jobs = list(Job.objects.filter(created_at__gte=now - timedelta(days=4)).exclude(state=Job.State.CANCELLED))
+    jobs = list(_promised(now))
     found = {}
     for row, objective in batch:
         own = [
-            BatchJob(to_us(job.created_at), _us(job.first_attempt_at), _us(job.finished_at))
+            BatchJob(to_us(job.created_at), _us(job.first_attempt_at), _finished_us(job))
             for job in jobs
             if job.workload_class_id == row.contract.workload_class_id
             and row.contract.tenant_id in (None, job.tenant_id)
@@ -74,6 +76,18 @@ def evaluate(rows: Iterable[Standing], now: datetime) -> dict[int, Night]:
         assert row.in_force is not None
         found[row.contract.pk] = _night(row.in_force, objective, own, now)
     return found
+
+
+def _promised(now: datetime) -> QuerySet[Job]:
+    """Jobs that were admitted with a deadline: not those that were refused, that run as best effort by their owner's
+    choice, or that were taken back."""
+    rows = Job.objects.filter(created_at__gte=now - timedelta(days=4), deadline__isnull=False)
+    return rows.exclude(state__in=(Job.State.CANCELLED, Job.State.FAILED, Job.State.IMPORTING))
+
+
+def _finished_us(job: Job) -> int | None:
+    """When all of a job was done; an end by expiry is none."""
+    return None if job.state == Job.State.EXPIRED else _us(job.finished_at)
 
 
 def _us(at: datetime | None) -> int | None:
