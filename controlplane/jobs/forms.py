@@ -71,6 +71,11 @@ class SubmitForm(forms.Form):
     deadline = forms.CharField(
         label="Deadline", required=False, max_length=80, help_text=f"{DEADLINE_HELP}; without one 24 h from now"
     )
+    if_late = forms.ChoiceField(
+        label="If the deadline cannot be met",
+        required=False,
+        choices=[("refuse", "Refuse the job, and say why"), ("best_effort", "Take it as best effort")],
+    )
     best_effort = forms.BooleanField(label="Best effort: no deadline, served last, borrows nothing", required=False)
 
     def __init__(self, *args: Any, tenants: list[Tenant], choose: bool, **options: Any) -> None:
@@ -99,7 +104,9 @@ class SubmitForm(forms.Form):
         found = {"class": "batch_class", "pool": "pool", "name": "name", "deadline": "deadline"}
         said = {name: self.cleaned_data.get(field, "").strip() for name, field in found.items()}
         told = {name: text for name, text in said.items() if text}
-        return told | ({"best_effort": "true"} if self.cleaned_data["best_effort"] else {})
+        if self.cleaned_data["best_effort"]:
+            return told | {"best_effort": "true"}
+        return told | {"if_late": self.cleaned_data["if_late"] or "refuse"}
 
 
 FIELD_OF = {"input_file_id": "file", "metadata.class": "batch_class"}

@@ -26,7 +26,8 @@ class Estimated:
     spent_us: int
     finish_at: datetime | None
     charge_nanos: int | None
-    expected_nanos: int | None = None
+    expected_nanos: int | None
+    reserved_nanos: int
 
     @property
     def ratio(self) -> float | None:
@@ -58,6 +59,11 @@ class Facts:
             if self.strip
             else "Done over time"
         )
+
+    @property
+    def verdict(self) -> str:
+        """How it was admitted, in words."""
+        return str((self.job.admission or {}).get("verdict", "")).replace("_", " ").capitalize()
 
     @property
     def attempts(self) -> int:
@@ -127,9 +133,11 @@ def _estimated(job: Job, now: datetime) -> Estimated:
     return Estimated(
         item_us=item_us,
         measured_item_us=measured,
-        total_us=item_us * job.items,
+        total_us=job.estimated_gpu_us or item_us * job.items,
         spent_us=job.gpu_us_done,
         finish_at=queries.estimated_finish(job, now),
         # only items that run here are charged to the job's own account
         charge_nanos=job.charge_nanos if job.has_items else None,
+        expected_nanos=job.estimated_charge_nanos,
+        reserved_nanos=job.reserved_nanos,
     )

@@ -309,7 +309,7 @@ def handed_over(client, content: bytes, **values) -> Batch:
 def test_a_member_hands_over_a_file_that_becomes_a_job(scene, people):
     batch = handed_over(people["tenant"], jsonl([line(n) for n in (1, 2, 3)]), name="letters", deadline="06:00 UTC")
     assert (batch.state, batch.tenant.slug, batch.created_by) == ("in_progress", "acme", "tenant")
-    assert batch.metadata == {"name": "letters", "deadline": "06:00 UTC"}
+    assert batch.metadata == {"name": "letters", "deadline": "06:00 UTC", "if_late": "refuse"}
     assert (batch.job.items, batch.job.name, batch.deadline.hour) == (3, "letters", 6)
     address = reverse("job", args=[batch.job.uuid])
     upload = reverse("job-upload", args=[batch.uuid])
