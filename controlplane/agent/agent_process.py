@@ -25,6 +25,7 @@ from controlplane.agent.errors import AgentError, UsageError
 from controlplane.agent.gateway import HttpFront
 from controlplane.agent.identity import Identity
 from controlplane.agent.nudges import NudgeListener
+from controlplane.agent.open_files import clients_max, raise_limit
 from controlplane.agent.options import Options
 from controlplane.agent.policy_state import LiveList, PolicyState, Trust
 from controlplane.agent.policy_trial import trial_refusal
@@ -105,7 +106,7 @@ class AgentProcess:
             PolicyState(state_dir, trial_refusal),
             LiveList(state_dir),
         )
-        self.front = HttpFront(TenantRoutes(self.engine))
+        self.front = HttpFront(TenantRoutes(self.engine), connections_max=clients_max(raise_limit()))
         self.admin = HttpFront(AdminRoutes(self.engine, self.store, self.control), connections_max=64)
         self.nudges: NudgeListener | None = None
         self.port = 0
