@@ -20,8 +20,9 @@ import uvloop
 from aiohttp import web
 
 from controlplane.core.reasons import Outcome
+from controlplane.wire.lease import LeaseAnswer
 from controlplane.wire.policy import LiveKey, PolicyDocument
-from controlplane.wire.report import Answer, Enrolled, Helloed, Lease, LeaseAnswer, LiveDelta, Report
+from controlplane.wire.report import Answer, Enrolled, Helloed, Lease, LiveDelta, Report
 from tests.agent import worlds
 
 SLOTS = 4

@@ -12,7 +12,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from controlplane.agent.errors import Refused, Unreachable
 from controlplane.wire import signing
+from controlplane.wire.lease import LeaseAnswer, LeaseRequest
 from controlplane.wire.packed import CONTENT_TYPE, FORM, as_json, is_packed
+from controlplane.wire.problem import Problem
 from controlplane.wire.rekeying import Rekey, Rekeyed
 from controlplane.wire.report import (
     Answer,
@@ -20,9 +22,6 @@ from controlplane.wire.report import (
     Enrolled,
     Hello,
     Helloed,
-    LeaseAnswer,
-    LeaseRequest,
-    Problem,
 )
 
 MAX_ANSWER_BYTES = 64 * 1024 * 1024

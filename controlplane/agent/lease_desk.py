@@ -11,7 +11,7 @@ from typing import Final
 from controlplane.agent.client import ControlPlane
 from controlplane.agent.engine import Engine
 from controlplane.agent.errors import Refused, Unreachable
-from controlplane.wire.report import LeaseRequest
+from controlplane.wire.lease import LeaseRequest
 
 log = logging.getLogger(__name__)
 

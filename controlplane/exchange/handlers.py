@@ -32,9 +32,10 @@ from controlplane.exchange.problems import Refusal, Reply
 from controlplane.fleet.models import Slot
 from controlplane.policy.queries import bundle, desired_for, kept_bundle, signing_keys
 from controlplane.usage.cursors import Envelope, Verdict
+from controlplane.wire.lease import LeaseAnswer, LeaseRequest
 from controlplane.wire.packed import FORM, is_packed
 from controlplane.wire.rekeying import Rekey
-from controlplane.wire.report import Enrol, Enrolled, Hello, Helloed, LeaseAnswer, LeaseRequest
+from controlplane.wire.report import Enrol, Enrolled, Hello, Helloed
 
 T = TypeVar("T")
 

@@ -1,10 +1,10 @@
-"""Refusals of the agents' door as problem documents (RFC 9457) with the closed codes of `wire.report.Problem`."""
+"""Refusals of the agents' door as problem documents (RFC 9457) with the closed codes of `wire.problem.Problem`."""
 
 from dataclasses import dataclass
 
 import msgspec
 
-from controlplane.wire.report import Problem
+from controlplane.wire.problem import Problem
 
 _TITLES = {
     "superseded": (409, "A newer process of this agent has taken over"),

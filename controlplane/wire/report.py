@@ -1,11 +1,11 @@
-"""What an agent says: enrolment, hello, report, lease request; and what it is answered. Golden files pin the bytes.
+"""What an agent says: enrolment, hello, report; and what it is answered. Golden files pin the bytes.
 
 Times are Unix microseconds of the agent's wall clock corrected by nothing; durations come from its monotonic clock.
 Rows are arrays (`array_like`) so that a report of many records stays small. Every report is an increment: counts and
 GPU time are what was added since the report before it.
 """
 
-from msgspec import Raw, Struct, field
+from msgspec import Raw, Struct
 
 LAYOUT = 1
 
@@ -488,36 +488,3 @@ class Answer(Struct, frozen=True):
     item_jobs: list[ItemJob] = []
     items: list[Item] = []
     items_cancelled: list[ItemsCancelled] = []
-
-
-class LeaseRequest(Struct, frozen=True):
-    """Asks between reports: the tenant and the least that would let the largest waiting request pass.
-
-    `waiting_nanos` is the sum of the bounds of all that wait for this lease. `job` is the UUID of the job whose request
-    is in need: what that job has reserved comes first.
-    """
-
-    tenant_id: int
-    need_nanos: int
-    spends: list[LeaseSpend] = []
-    waiting_nanos: int = 0
-    job: str = ""
-
-
-class LeaseAnswer(Struct, frozen=True):
-    """Every open lease of the agent, and why the tenant asked for has none."""
-
-    leases: list[Lease]
-    exhausted: list[Exhausted] = []
-
-
-class Problem(Struct, frozen=True):
-    """RFC 9457. `code` is closed: superseded, conflict, expected, unknown_agent, bad_signature, sealed, too_large,
-    unreadable, token_used, token_expired, token_unknown, must_upgrade, retired, not_served, busy, not_found."""
-
-    type: str
-    title: str
-    status: int
-    code: str
-    detail: str = ""
-    expected: int | None = field(default=None)

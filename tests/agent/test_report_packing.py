@@ -15,7 +15,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from controlplane.agent.client import PACK_FROM_BYTES, ControlPlane
 from controlplane.agent.errors import Refused
 from controlplane.wire import packed, signing
-from controlplane.wire.report import Answer, Problem
+from controlplane.wire.problem import Problem
+from controlplane.wire.report import Answer
 from tests.agent import control_planes as cp
 from tests.agent.wire_client import WireClient, chat_body, post
 from tests.wire.messages import REPORT as REPORT_WITH_ROWS

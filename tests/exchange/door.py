@@ -10,7 +10,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from controlplane.exchange.asgi import ExchangeApplication
 from controlplane.wire import signing
-from controlplane.wire.report import Answer, Enrol, Enrolled, Hello, Helloed, LeaseAnswer, LeaseRequest, Problem, Report
+from controlplane.wire.lease import LeaseAnswer, LeaseRequest
+from controlplane.wire.problem import Problem
+from controlplane.wire.report import Answer, Enrol, Enrolled, Hello, Helloed, Report
 
 
 @dataclass

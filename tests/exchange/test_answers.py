@@ -18,6 +18,7 @@ from controlplane.fleet.models import Agent, AgentLive, Slot, SlotInterval
 from controlplane.flex.models import Grant
 from controlplane.policy.models import PolicyBundle, Revision, Rollout
 from controlplane.wire import report as wire
+from controlplane.wire.lease import LeaseRequest
 from controlplane.wire.policy import SignedPolicy
 from controlplane.wire.signing import digest_hex, from_text
 from tests import factories
@@ -112,7 +113,7 @@ async def test_soft_budgets_follow_the_charges_of_records(agent, world):
 async def test_an_older_process_gets_no_lease(agent, world):
     old = agent.epoch
     await agent.hello()
-    body = msgspec.json.encode(wire.LeaseRequest(world.tenant.pk, 1))
+    body = msgspec.json.encode(LeaseRequest(world.tenant.pk, 1))
     response = await agent.signed("POST", "/agent/v1/lease", body, epoch=old)
     assert (response.status, response.problem.code) == (409, "superseded")
 

@@ -11,6 +11,7 @@ from asgiref.sync import sync_to_async
 from controlplane.budgets.models import BudgetWindow, Lease
 from controlplane.policy.models import Revision
 from controlplane.wire import report as wire
+from controlplane.wire.lease import LeaseRequest
 from tests import factories
 from tests.exchange.test_answers import bundle, hard_budget
 
@@ -63,7 +64,7 @@ async def test_a_tenant_that_the_pool_does_not_serve_gets_no_lease(agent, world)
         return Revision.objects.latest("number").number
 
     async def ask():
-        body = msgspec.json.encode(wire.LeaseRequest(world.tenant.pk, 1_000))
+        body = msgspec.json.encode(LeaseRequest(world.tenant.pk, 1_000))
         return await agent.signed("POST", "/agent/v1/lease", body)
 
     serving = await sync_to_async(revise)(world.tenant)

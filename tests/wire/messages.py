@@ -2,7 +2,7 @@
 
 from msgspec import Raw
 
-from controlplane.wire import policy, report
+from controlplane.wire import lease, policy, problem, report
 
 UUID = "01a227c5-9af1-7369-af9d-034add706e7c"
 
@@ -105,12 +105,14 @@ MESSAGES = {
     "enrol": report.Enrol("token", "a2V5", "gpu-1", "flexband-agent/0.1.0", 8, "127.0.0.1:9001"),
     "enrolled": report.Enrolled(UUID, 1, "chat-70b", UUID, {"policy:kid": "a2V5"}, True, "redis://broker"),
     "hello": report.Hello("flexband-agent/0.1.0", "boot", [1, 2], "127.0.0.1:9001"),
-    "helloed": report.Helloed(3, 1, "chat-70b", UUID, {"live:kid": "a2V5"}, {"2": 17}, 1000, 4, "redis://broker", ["packed-1"]),
+    "helloed": report.Helloed(
+        3, 1, "chat-70b", UUID, {"live:kid": "a2V5"}, {"2": 17}, 1000, 4, "redis://broker", ["packed-1"]
+    ),
     "report": REPORT,
     "answer": ANSWER,
-    "lease_request": report.LeaseRequest(1, 2, [report.LeaseSpend(3, 4, 5)], 6),
-    "lease_answer": report.LeaseAnswer([LEASE], [EXHAUSTED]),
-    "problem": report.Problem("about:blank", "Conflict", 409, "expected", "Report 4 comes next.", 4),
+    "lease_request": lease.LeaseRequest(1, 2, [report.LeaseSpend(3, 4, 5)], 6),
+    "lease_answer": lease.LeaseAnswer([LEASE], [EXHAUSTED]),
+    "problem": problem.Problem("about:blank", "Conflict", 409, "expected", "Report 4 comes next.", 4),
     "policy_document": DOCUMENT,
     "signed_policy": policy.SignedPolicy("kid", "c2ln", "Ym9keQ=="),
     "live_key": policy.LiveKey(

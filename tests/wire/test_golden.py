@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from controlplane.wire import policy, report, signing
+from controlplane.wire import lease, policy, report, signing
 from tests.wire.messages import MESSAGES, USAGE_ROW
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -49,7 +49,7 @@ def test_every_struct_of_the_wire_is_in_a_message():
 
 def test_an_unknown_field_is_passed_over_and_a_missing_one_gets_its_default():
     """What a newer release adds does not break an older one."""
-    assert msgspec.json.decode(b'{"tenant_id":1,"need_nanos":2,"new":3}', type=report.LeaseRequest).spends == []
+    assert msgspec.json.decode(b'{"tenant_id":1,"need_nanos":2,"new":3}', type=lease.LeaseRequest).spends == []
     hello = msgspec.json.decode(b'{"software":"s","boot_id":"b"}', type=report.Hello)
     assert hello.spooled_epochs == []
 
