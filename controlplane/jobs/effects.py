@@ -12,6 +12,7 @@ from django.apps import apps
 from controlplane.audit.models import AuditEntry
 from controlplane.jobs import queries
 from controlplane.jobs.batch_actions import RETRIES_MOST
+from controlplane.jobs.batch_capacity import efficiencies
 from controlplane.jobs.models import Job
 from controlplane.jobs.queries import PoolSlack
 
@@ -46,14 +47,22 @@ def of_cancel(job: Job, now: datetime) -> Effect:
 def of_retry(job: Job, now: datetime) -> Effect:
     """Its parked items are to be done again, as far as one action takes them."""
     items = min(job.items_parked, RETRIES_MOST)
-    again_us = items * queries.estimate_of(job, job.pool).gpu_us_per_item
-    return _effect(job, queries.remaining_gpu_us(job, job.pool) + again_us, job.deadline, items, now)
+    estimate = queries.estimate_of(job, job.pool)
+    worth = _worth(job, now)
+    # what was learnt is slot time as it went: turned into work, as the backlog is
+    again_us = round(items * estimate.gpu_us_per_item * (worth if estimate.learnt else 1.0))
+    return _effect(job, queries.demanded_gpu_us(job, job.pool, worth) + again_us, job.deadline, items, now)
 
 
 def of_extension(job: Job, deadline: datetime, now: datetime) -> Effect:
     """The same work, due later."""
-    remaining_us = queries.remaining_gpu_us(job, job.pool)
+    remaining_us = queries.demanded_gpu_us(job, job.pool, _worth(job, now))
     return _effect(job, remaining_us, deadline, queries.unfinished_items(job), now)
+
+
+def _worth(job: Job, now: datetime) -> float:
+    """The batch efficiency of the job's pool; 1 while it was not measured."""
+    return efficiencies([job.pool_id], now).get(job.pool_id, 1.0)
 
 
 def _effect(job: Job, remaining_us: int, deadline: datetime | None, items: int, now: datetime) -> Effect:

@@ -12,6 +12,7 @@ from django.db.models import Case, DateTimeField, F, IntegerField, Q, QuerySet, 
 from django.db.models.functions import Coalesce
 
 from controlplane.jobs import queries
+from controlplane.jobs.batch_capacity import efficiencies
 from controlplane.jobs.models import Batch, Job
 from controlplane.jobs.queries import JobStatus
 from controlplane.tenants.access import member_of
@@ -86,11 +87,12 @@ def slack_at_deadlines(jobs: Iterable[Job], now: datetime) -> dict[int, float | 
     pools = {job.pool_id for job in wanted}
     if not pools:
         return {}
-    slots = queries.slots_of(pools, now)
+    slots, worth = queries.slots_of(pools, now), efficiencies(pools, now)
     work: dict[int, list[tuple[datetime, int]]] = {pool: [] for pool in pools}
     for row in Job.objects.filter(pool__in=pools, state=Job.State.RUNNING, deadline__gt=now).select_related("pool"):
         assert row.deadline is not None
-        work[row.pool_id].append((row.deadline, queries.remaining_gpu_us(row, row.pool)))
+        demanded_us = queries.demanded_gpu_us(row, row.pool, worth.get(row.pool_id, 1.0))
+        work[row.pool_id].append((row.deadline, demanded_us))
     found: dict[int, float | None] = {}
     for job in wanted:
         assert job.deadline is not None

@@ -7,7 +7,7 @@ from django.utils import timezone
 
 from controlplane.fleet.models import SlotInterval
 from controlplane.jobs import effects, progress
-from controlplane.jobs.models import Job, JobProgress
+from controlplane.jobs.models import BatchEfficiency, Job, JobProgress
 from controlplane.tenants.models import Tenant
 from tests import factories
 
@@ -89,6 +89,15 @@ def test_parked_items_of_a_job_that_ended_count_again(make):
     job = make(state="completed", items_completed=1_800, items_parked=1_800, finished_at=timezone.now())
     effect = effects.of_retry(job, timezone.now())
     assert (effect.before.slack, effect.after.slack) == (1, pytest.approx(0.75, abs=0.001))
+
+
+def test_what_a_batch_slot_is_worth_counts_on_both_sides(make):
+    """Slots at half efficiency: learnt slot time is turned into work, so that the slack of an extension is the same."""
+    job, now = make(items=4_000, items_completed=400, gpu_us_done=400 * 1_000_000), timezone.now()
+    BatchEfficiency.objects.create(pool_id=job.pool_id, efficiency=0.5, work_us=1, metered_us=2, measured_at=now)
+    effect = effects.of_extension(job, now + timedelta(hours=2), now)
+    assert (effect.before.available, effect.before.slack) == (1, pytest.approx(0.5, abs=0.001))
+    assert effect.after.slack == pytest.approx(0.75, abs=0.001)
 
 
 def test_a_missed_deadline_has_no_slack_until_it_is_moved(make):
