@@ -7,7 +7,7 @@ import importlib.util
 import subprocess
 import sys
 
-BENCHMARKS = ("ingest", "policy_push", "controller", "core", "agent", "jobs")
+BENCHMARKS = ("ingest", "policy_push", "controller", "core", "agent", "jobs", "money")
 
 
 def main(arguments: list[str]) -> int:
