@@ -2,7 +2,7 @@
 
 from django.urls import path
 
-from controlplane.ledger import close_views
+from controlplane.ledger import analysis_views, close_views
 
 urlpatterns = [
     path("finance/reconciliation/", close_views.bridge_page, name="finance-bridge"),
@@ -13,6 +13,8 @@ urlpatterns = [
     path("finance/periods/<str:period>/export/<str:format>/", close_views.period_export, name="period-export"),
     path("finance/exports/", close_views.exports_page, name="exports"),
     path("finance/exports/<int:pk>/", close_views.export_job, name="export-job"),
+    path("finance/compare/", analysis_views.compare_page, name="compare"),
+    path("finance/what-if/", analysis_views.what_if_page, name="what-if"),
     path("finance/proposals/", close_views.proposals_page, name="proposals"),
     path("finance/proposals/<int:pk>/", close_views.decide, name="proposal-decide"),
 ]

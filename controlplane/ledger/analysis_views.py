@@ -1,0 +1,119 @@
+"""Pages that explain a month and change nothing: comparison with the month before, prices that might have been."""
+
+from typing import Any
+
+from django.core.exceptions import ValidationError
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import render
+from django.utils import timezone
+
+from controlplane.core.money import cents_of, parse_nanos
+from controlplane.core.pricing import RateCard
+from controlplane.ledger import period_queries, rate_queries
+from controlplane.ledger.pages import cents_text, share_cents
+from controlplane.ledger.reconciliation import month_window
+from controlplane.ledger.what_if import DriverRow, WhatIfRow, compare_with_month_before, rerate
+from controlplane.tenants.access import requires
+from controlplane.tenants.queries import installation
+from controlplane.web.figures import Step, waterfall
+
+NANOS_PER_PPM = 100_000
+"""Per cent are read like money, exactly: 1 % is 10,000 ppm."""
+DRIVERS = ("volume", "mix", "price", "idle")
+PRICES = {"prompt": "Prompt", "cached": "Cached prompt", "output": "Output", "gpu": "GPU time"}
+
+
+def _base(request: HttpRequest) -> dict[str, Any]:
+    book, now = installation(), timezone.now()
+    months = period_queries.months(now)
+    period = request.GET.get("period", "") or months[0].name
+    try:
+        window = month_window(period, book.billing_zone)
+    except ValueError as error:
+        raise Http404(f"{error}.") from None
+    names = [month.name for month in months]
+    return {
+        "now": now, "period": period, "title": window.label, "window": window, "months": months,
+        "zone": book.billing_zone, "currency": book.currency, "nav_section": "finance",
+        "older": next((name for name in names if name < period), ""),
+        "newer": next((name for name in reversed(names) if name > period), ""),
+    }  # fmt: skip
+
+
+@requires("finance.read")
+def compare_page(request: HttpRequest) -> HttpResponse:
+    """What moved the cost since the month before."""
+    base = _base(request)
+    found = compare_with_month_before(base["window"], base["zone"])
+    total = _cells(found.total)
+    steps = [
+        Step(found.before.label, found.total.before_nanos / 1e9, total=True),
+        *(Step(name.title(), getattr(found.total.drivers, f"{name}_nanos") / 1e9) for name in DRIVERS),
+        Step(found.after.label, found.total.after_nanos / 1e9, total=True),
+    ]
+    text = f"Cost {total['before']} in {found.before.label}, {total['after']} in {found.after.label}: " + ", ".join(
+        f"{name} {value}" for name, value in zip(DRIVERS, total["drivers"], strict=True)
+    )
+    context = {
+        **base, "found": found, "rows": [_cells(row) for row in found.rows], "total": total,
+        "figure": waterfall(steps, unit=base["currency"]), "text": f"{text}.", "empty": not found.rows,
+        "page_state": "unknown" if found.unknown else "ok",
+    }  # fmt: skip
+    return render(request, "ledger/compare.html", context)
+
+
+def _cells(row: DriverRow) -> dict[str, Any]:
+    """Cents that add up along the row."""
+    before, after = cents_of(row.before_nanos), cents_of(row.after_nanos)
+    cents = share_cents(after - before, {name: getattr(row.drivers, f"{name}_nanos") for name in DRIVERS})
+    return {
+        "tenant": row.tenant, "before": cents_text(before), "after": cents_text(after),
+        "drivers": [cents_text(cents[name], signed=True) for name in DRIVERS],
+        "change": cents_text(after - before, signed=True),
+    }  # fmt: skip
+
+
+@requires("finance.read")
+def what_if_page(request: HttpRequest) -> HttpResponse:
+    """A month's charges under other prices: asked by GET, since nothing is written."""
+    base = _base(request)
+    given = request.GET
+    pairs = [(line.class_slug, line.model.name) for line in rate_queries.card_lines(base["now"])]
+    errors: list[dict[str, str]] = []
+    rows: list[WhatIfRow] = []
+    if "card" in given:
+        try:
+            class_slug, model = _chosen(given.get("card", ""), pairs)
+            rows = rerate(base["window"], class_slug, model, _card(given.dict()))
+        except ValidationError as error:
+            errors = [{"field": name, "text": text} for name, texts in error.message_dict.items() for text in texts]
+    charged, would = sum(row.charged_nanos for row in rows), sum(row.would_nanos for row in rows)
+    context = {
+        **base, "pairs": [f"{class_slug}/{model}" for class_slug, model in pairs], "given": given, "errors": errors,
+        "asked": "card" in given and not errors, "rows": rows, "charged": charged, "would": would,
+        "difference": would - charged, "prices": [(name, label, given.get(name, "")) for name, label in PRICES.items()],
+    }  # fmt: skip
+    return render(request, "ledger/what_if.html", context, status=400 if errors else 200)
+
+
+def _chosen(text: str, pairs: list[tuple[str, str]]) -> tuple[str, str]:
+    for pair in pairs:
+        if "/".join(pair) == text:
+            return pair
+    raise ValidationError({"card": "Choose a class and model of the list."})
+
+
+def _card(given: dict[str, str]) -> RateCard:
+    nanos: dict[str, int] = {}
+    for name, label in PRICES.items():
+        try:
+            nanos[name] = parse_nanos(given.get(name, "").strip() or "0")
+        except ValueError as error:
+            raise ValidationError({name: f"{label}: {error}."}) from None
+        if nanos[name] < 0:
+            raise ValidationError({name: f"{label}: a price is 0 or more."})
+    try:
+        discount = parse_nanos(given.get("discount", "").strip() or "0") // NANOS_PER_PPM
+        return RateCard(nanos["prompt"], nanos["cached"], nanos["output"], nanos["gpu"] or None, discount)
+    except ValueError:
+        raise ValidationError({"discount": "Enter a discount from 0 to 100 %."}) from None
