@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
-from typing import Final, Protocol, cast
+from typing import Any, Final, Protocol, cast
 
 import httptools
 
@@ -421,7 +421,9 @@ class HttpFront:
         """Bind and serve; returns the port (its number when 0 was asked for). Raises OSError."""
         self._server = await self.loop.create_server(lambda: Connection(self), host, port, backlog=1024)
         self._sweeper = self.loop.call_later(SWEEP_S, self._sweep)
-        return int(self._server.sockets[0].getsockname()[1])
+        # uvloop has a list where asyncio has a tuple, which compiled code would take amiss.
+        server: Any = self._server
+        return int(server.sockets[0].getsockname()[1])
 
     def enter(self, connection: Connection) -> bool:
         self.connections.add(connection)
