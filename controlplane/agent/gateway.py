@@ -146,7 +146,7 @@ class Connection(asyncio.Protocol):
 
     def __init__(self, front: HttpFront) -> None:
         self._front = front
-        self._parser = httptools.HttpRequestParser(self)
+        self._parser: httptools.HttpRequestParser | None = httptools.HttpRequestParser(self)
         self._queue: deque[HttpExchange] = deque()
         self._url = b""
         self._head_size = 0
@@ -176,6 +176,9 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._front.connections.discard(self)
         self._front.held_bytes -= self._held_bytes
+        # These and the connection hold each other: what is left of a body must not wait for the cycle collector.
+        self._parser = self.reading = None
+        self._body = []
         waiting = [self.current, *self._queue]
         self.current = None
         self._queue.clear()
@@ -187,12 +190,13 @@ class Connection(asyncio.Protocol):
                     self._front.application.client_gone(call)
 
     def data_received(self, data: bytes) -> None:
-        if self._overrun:
+        parser = self._parser
+        if self._overrun or parser is None:
             return
         if self.reading is None and not self._url:
             self.since_s = self._front.loop.time()
         try:
-            self._parser.feed_data(data)
+            parser.feed_data(data)
         except httptools.HttpParserUpgrade:
             self._refuse(400, "This server does not switch protocols.")
         except httptools.HttpParserCallbackError as error:
@@ -315,11 +319,12 @@ class Connection(asyncio.Protocol):
             self._body.append(body)
 
     def on_message_complete(self) -> None:
-        if self._overrun:
+        parser = self._parser
+        if self._overrun or parser is None:
             return
         exchange = self.reading or HttpExchange(self, "", "")
         self.reading = None
-        parser, method = self._parser, self._parser.get_method()
+        method = parser.get_method()
         exchange.method = METHODS.get(method) or method.decode("latin-1")
         exchange.path = (self._url.split(b"?", 1)[0] if b"?" in self._url else self._url).decode("latin-1")
         exchange.body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
@@ -386,6 +391,7 @@ class Connection(asyncio.Protocol):
         if self._overrun:
             return
         self._overrun = True
+        self._body = []
         if not self.transport.is_closing():
             if self.current is None:
                 body = error_body(message, "invalid_request_error", None)

@@ -1,12 +1,14 @@
 """HTTP as bytes: keep-alive, pipelining, limits, clients that misbehave."""
 
 import asyncio
+import gc
 import json
 
 import pytest
 
 from controlplane.agent import gateway
 from controlplane.agent.api_body import TEXT_PATH, BadBody, read_body
+from controlplane.agent.gateway import Connection
 from tests.agent import worlds
 from tests.agent.wire_client import WireClient, chat_body, post
 
@@ -91,6 +93,25 @@ async def test_bodies_on_their_way_are_bounded_over_all_connections(make_agent, 
     await agent.until(lambda: agent.front.held_bytes == 700_000)
     first.abort()
     await agent.until(lambda: agent.front.held_bytes == 0)
+
+
+async def test_a_connection_that_ends_leaves_nothing_for_the_cycle_collector(make_agent):
+    agent = await make_agent()
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 800000\r\n\r\n"
+    gc.collect()
+    gc.disable()
+    try:
+        for sent in (b"", b"GET", head + b"x" * 400_000, head.replace(b"800000", b"9" * 9), post(chat_body())):
+            client = await WireClient.connect(agent.port)
+            client.send(sent)
+            await asyncio.sleep(0.05)
+            client.abort()
+            await agent.until(lambda: not agent.front.connections)
+        await asyncio.sleep(0.05)
+        left = [one for one in gc.get_objects() if isinstance(one, Connection)]
+        assert not left, f"{len(left)} connections"
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("digits", [b"9" * 5_000, b"0" * 5_000])
