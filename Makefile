@@ -2,9 +2,9 @@
 PYTHON ?= python3
 ARGS ?=
 
-.PHONY: demo test bench lint clean
+.PHONY: demo test bench compile lint clean
 
-demo test bench lint:
+demo test bench compile lint:
 	@$(PYTHON) bootstrap.py run $@ -- $(ARGS)
 
 clean:

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Makes the environment from the hashed lock files and runs a command in it. Standard library only.
 
-    python3 bootstrap.py run demo|test|bench|lint [-- arguments]
+    python3 bootstrap.py run demo|test|bench|compile|lint [-- arguments]
     python3 bootstrap.py env runtime|dev
     python3 bootstrap.py clean
 
@@ -358,6 +358,12 @@ def run_bench(arguments):
     become(["-m", "benchmarks", *arguments], {})
 
 
+def run_compile(arguments):
+    """Compile what a request passes in an agent; says what is needed where it cannot."""
+    ensure("dev")
+    become(["-m", "controlplane.compiled", *arguments], {})
+
+
 def run_lint(arguments):
     """Run every check of the source, all of them even when one fails; exit 1 when one did."""
     ensure("dev")
@@ -380,14 +386,14 @@ def become(arguments, environment):
 
 
 def clean():
-    """Stop what runs on var/, then remove var/ and .venv."""
+    """Stop what runs on var/, then remove var/, compiled/ and .venv."""
     var = os.path.join(ROOT, "var")
     stop_supervisor(os.path.join(var, "run", "supervisor.lock"))
     if os.access(PYTHON, os.X_OK) and os.path.isdir(var):
         status, text = call([PYTHON, "-m", "controlplane.embedded", "remove", var])
         if status:
             raise Stop(f"cannot stop the servers of {var}: {text.strip()}")
-    for folder in (var, VENV):
+    for folder in (var, os.path.join(ROOT, "compiled"), VENV):
         shutil.rmtree(folder, ignore_errors=True)
         if os.path.exists(folder):
             raise Stop(f"cannot remove {folder}; is it owned by another user?")
@@ -417,7 +423,7 @@ def stop_supervisor(path):
         os.close(lock)
 
 
-RUNS = {"demo": run_demo, "test": run_test, "bench": run_bench, "lint": run_lint}
+RUNS = {"demo": run_demo, "test": run_test, "bench": run_bench, "compile": run_compile, "lint": run_lint}
 
 
 def main(arguments):

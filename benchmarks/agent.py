@@ -32,6 +32,7 @@ from benchmarks.agent_client import Load, rss_kib
 from benchmarks.agent_jitter import Streams
 from benchmarks.agent_peers import peer
 from benchmarks.agent_servers import Server, drive, started
+from benchmarks.builds import described
 
 CPU_GOAL = 5.0
 CPU_WITHOUT_DECISION_GOAL = 3.5
@@ -327,6 +328,7 @@ def main() -> int:
     if given.requests:
         marks = (given.requests // 10, given.requests // 2, given.requests)
     told = Told(tables={"about": about(), "load_before": os.getloadavg()})
+    say(described())
     say(f"{about()}; load before {os.getloadavg()[0]:.1f}")
     made = {"requests": requests, "streams": streams, "paced": paced, "jitter": jitter, "overload": overload}
     with tempfile.TemporaryDirectory(prefix="flexband-bench-") as home:

@@ -26,6 +26,7 @@ import sys
 from math import log2
 from pathlib import Path
 
+from benchmarks.builds import described
 from benchmarks.core_peer import Limit, Textbook
 from benchmarks.core_world import BANDS, STEPS, World
 
@@ -123,7 +124,8 @@ def print_table(table: dict) -> None:
     sizes, goals = table["tenants"], table["goals"]
     columns = "".join(f"{f'{int(tenants):,}':>10}" for tenants in sizes)
     print(f"Core decisions: {len(BANDS)} slots, 10 queued requests of each tenant, microseconds, {table['rounds']} "
-          f"interleaved rounds of {table['cycles']}, Python {table['versions']['python']}")  # fmt: skip
+          f"interleaved rounds of {table['cycles']}")  # fmt: skip
+    print(described())
     print(f"{'waiting tenants':<46}{columns}  goal at {REFERENCE:,}")
     for name, title in (
         ("decision_us", "one decision: admission + dispatch"),

@@ -1,8 +1,11 @@
 """`python -m controlplane.agent`."""
 
+import importlib
 import sys
 
-from controlplane.agent.cli import main
+from controlplane.compiled.finder import use_compiled
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    # What is imported before this is not compiled.
+    use_compiled()
+    sys.exit(importlib.import_module("controlplane.agent.cli").main(sys.argv[1:]))

@@ -1,0 +1,70 @@
+"""A build is used for exactly the sources it was made of, and behaves as they do."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from controlplane.compiled import finder, modules
+from controlplane.compiled.__main__ import missing
+
+HELD_TO = ("tests/core/test_scheduling.py", "tests/core/test_admission.py", "tests/agent/test_engine.py")
+WITHOUT = """
+from controlplane.compiled import finder
+print(finder.use_compiled())
+from controlplane.core import slots
+print(slots.__file__)
+"""
+
+
+@pytest.fixture
+def sources(tmp_path) -> Path:
+    for package in modules.SOURCES:
+        shutil.copytree(modules.ROOT / "controlplane" / package, tmp_path / "controlplane" / package)
+    return tmp_path
+
+
+def test_every_module_is_there_and_is_named_once():
+    assert all(modules.path_of(module).is_file() for module in modules.MODULES)
+    assert len(set(modules.MODULES)) == len(modules.MODULES)
+
+
+def test_no_module_defines_a_struct():
+    """Compiled classes lose the options that a Struct is defined with."""
+    for module in modules.MODULES:
+        assert "(Struct" not in modules.path_of(module).read_text(), module
+
+
+def test_a_build_is_found_until_a_source_changes(sources, tmp_path):
+    builds = tmp_path / "builds"
+    assert finder.build_of_these_sources(sources, builds) is None
+    (builds / modules.digest(sources)).mkdir(parents=True)
+    assert finder.build_of_these_sources(sources, builds) == builds / modules.digest(sources)
+    # Also one that is not compiled itself: constants of it may be in the build.
+    other = sources / "controlplane/agent/objectives.py"
+    text = other.read_text()
+    other.write_text(text.replace("60_000_000", "61_000_000"))
+    assert finder.build_of_these_sources(sources, builds) is None
+    other.write_text(text)
+    assert finder.build_of_these_sources(sources, builds) is not None
+    (sources / "controlplane/core/new.py").write_text("")
+    assert finder.build_of_these_sources(sources, builds) is None
+
+
+def test_the_same_tests_pass_on_the_build_where_there_is_one():
+    if finder.build_of_these_sources() is None:
+        command = [sys.executable, "-c", WITHOUT]
+        said = subprocess.run(command, cwd=modules.ROOT, capture_output=True, text=True, check=True)
+        assert said.stdout.split() == ["False", str(modules.path_of("core.slots"))]
+        return
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.compiled.load", "-p", "no:cacheprovider", *HELD_TO]
+    done = subprocess.run(command, cwd=modules.ROOT, capture_output=True, text=True, check=False, timeout=600)
+    assert done.returncode == 0, done.stdout[-3_000:]
+    assert f"compiled: True {modules.BUILDS}" in done.stdout
+
+
+def test_without_a_compiler_it_says_what_is_needed(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    assert "C compiler" in missing()
