@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
+from uuid import UUID
 
 from django.db import connection
 from django.db.models import QuerySet, Sum
@@ -226,3 +227,43 @@ def interval_events(interval: AttributionInterval) -> QuerySet[LedgerEvent]:
 def periods() -> list[str]:
     """Months that anything was posted in, newest first."""
     return list(Transfer.objects.order_by("-period").values_list("period", flat=True).distinct())
+
+
+REQUESTS_SHOWN = 100
+_ARRIVED_WITHIN = timedelta(days=1)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLine:
+    """A request's part in an hour: its share of GPU time and its charge."""
+
+    request_id: UUID
+    ended_at: datetime
+    gpu_us: int
+    prompt_tokens: int
+    output_tokens: int
+    charge_nanos: int
+
+
+def hour_requests(interval: AttributionInterval, tenant: str, class_: str) -> list[RequestLine]:
+    """The largest requests of a tenant and class that ended in a pool hour and arrived within a day of it."""
+    names = load_names()
+    ids = ({slug: pk for pk, slug in names.tenants.items()}, {slug: pk for pk, slug in names.classes.items()})
+    if tenant not in ids[0] or class_ not in ids[1]:
+        return []
+    with connection.cursor() as cursor:
+        cursor.execute(
+            """
+            SELECT request_id, ended_at, gpu_us, prompt_tokens, output_tokens,
+                   charge_prompt_nanos + charge_cached_nanos + charge_output_nanos + charge_gpu_nanos
+            FROM usage_record
+            WHERE received_at >= %s AND received_at < %s AND ended_at >= %s AND ended_at < %s AND pool_id = %s
+              AND tenant_id = %s AND class_id = %s
+            ORDER BY gpu_us DESC, request_id LIMIT %s
+            """,
+            [
+                interval.starts_at, interval.ends_at + _ARRIVED_WITHIN, interval.starts_at, interval.ends_at,
+                interval.pool_id, ids[0][tenant], ids[1][class_], REQUESTS_SHOWN,
+            ],
+        )  # fmt: skip
+        return [RequestLine(*row) for row in cursor.fetchall()]

@@ -13,6 +13,7 @@ from django.utils import timezone
 
 from controlplane.core.money import cents_of, distribute_cents
 from controlplane.core.period import load_zone
+from controlplane.fleet.models import Pool
 from controlplane.ledger.models import AttributionInterval
 from controlplane.ledger.pages import (
     LINE_TITLES,
@@ -28,10 +29,12 @@ from controlplane.ledger.pages import (
 from controlplane.ledger.posting import trial_balance
 from controlplane.ledger.queries import (
     FINDINGS_SHOWN,
+    REQUESTS_SHOWN,
     CostRow,
     charges,
     checks,
     cost_rows,
+    hour_requests,
     hour_rows,
     interval_events,
     line_rows,
@@ -110,6 +113,7 @@ def finance_page(request: HttpRequest) -> HttpResponse:
         "unpriced_h": found.unpriced_us / 3_600_000_000,
         "idle": idle_rows(rows, top),
         "pivot": table,
+        "models": dict(Pool.objects.values_list("slug", "model__name")),
         "all_rows": request.GET.get("rows") == "all",
         "table": _time_table(shown, rows, book) if rows else None,
         "table_title": "Cost by tenant per day" if len(shown.days) > HOURLY_UP_TO_DAYS else "Cost by tenant per hour",
@@ -208,6 +212,7 @@ def interval_page(request: HttpRequest, pk: int) -> HttpResponse:
     lines = list(interval.lines.order_by("tenant_slug", "class_slug", "line"))
     known = {str(line.pk): line.amount_nanos for line in lines if line.amount_nanos is not None}
     cents = distribute_cents(known)
+    tenant, class_ = request.GET.get("tenant", ""), request.GET.get("class", "")
     same_pool = AttributionInterval.objects.filter(pool=interval.pool)
     context = {
         "now": timezone.now(),
@@ -220,6 +225,10 @@ def interval_page(request: HttpRequest, pk: int) -> HttpResponse:
         "sum_nanos": sum(known.values()) if known else None,
         "slot_us": sum(line.gpu_us for line in lines),
         "events": list(interval_events(interval)),
+        "tenant": tenant,
+        "class_": class_,
+        "requests": hour_requests(interval, tenant, class_) if tenant else [],
+        "requests_shown": REQUESTS_SHOWN,
         "before": same_pool.filter(starts_at__lt=interval.starts_at).order_by("-starts_at").first(),
         "after": same_pool.filter(starts_at__gt=interval.starts_at).order_by("starts_at").first(),
         "zone": book.billing_zone,

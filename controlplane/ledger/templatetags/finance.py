@@ -62,3 +62,9 @@ def step_title(name: str) -> str:
 def minute_utc(at_us: int) -> str:
     """Microseconds since 1970 as day and minute in UTC."""
     return f"{from_us(at_us):%Y-%m-%d %H:%M}"
+
+
+@register.filter
+def entry(found: dict[str, str], key: str) -> str:
+    """The value of a key, empty without one."""
+    return found.get(key, "")
