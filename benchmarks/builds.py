@@ -14,8 +14,7 @@ COMPILED = use_compiled()
 def described() -> str:
     """One line for the head of a table."""
     options = str(sysconfig.get_config_var("CONFIG_ARGS") or "")
-    built = (
-        "an optimised build" if "--enable-optimizations" in options else "NOT an optimised build: up to 1.4 x slower"
-    )
+    # What a distribution did beyond the options is not told.
+    built = f"configured {'with' if '--enable-optimizations' in options else 'without'} --enable-optimizations"
     path = "compiled" if COMPILED else "interpreted (`make compile` compiles it)"
     return f"Python {platform.python_version()}, {built}; the path of a request is {path}"
