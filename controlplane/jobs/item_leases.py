@@ -163,13 +163,13 @@ def _leasable(cursor: Cursor[Any], pool_id: int, class_id: int, now: datetime) -
 def _serve(cursor: Cursor[Any], agent_id: int, jobs: Sequence[Leasable], now: datetime) -> Leased | None:
     """One agent's turn, under the lock of its holder row."""
     row = cursor.execute(
-        "SELECT epoch, pool_id, class_id, room, room_gpu_us, through, free FROM jobs_itemholder"
+        "SELECT epoch, pool_id, class_id, room, room_gpu_us, through, free, held FROM jobs_itemholder"
         " WHERE agent_id = %s FOR UPDATE",
         (agent_id,),
     ).fetchone()
     if row is None:
         return None
-    epoch, pool_id, class_id, room, room_gpu_us, through, free = row
+    epoch, pool_id, class_id, room, room_gpu_us, through, free, noted = row
     held, pending = _holding(cursor, agent_id, epoch, through)
     wanted = min(room - pending, ITEMS_PER_ANSWER - pending)
     claimed = share = 0
@@ -179,7 +179,7 @@ def _serve(cursor: Cursor[Any], agent_id: int, jobs: Sequence[Leasable], now: da
         claimed = _claim(cursor, agent_id, epoch, jobs, share, room_gpu_us, now)
     # who had its share of too little asks for no more until its next report
     left = max(0, wanted - claimed) if share == wanted or not jobs else 0
-    if claimed or held or free != left:
+    if held + claimed != noted or free != left:
         cursor.execute(
             "UPDATE jobs_itemholder SET held = %s, free = %s WHERE agent_id = %s", (held + claimed, left, agent_id)
         )

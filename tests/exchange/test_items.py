@@ -96,6 +96,14 @@ async def test_items_are_leased_up_to_the_room_settled_once_and_the_job_ends(wor
     assert row.charge_nanos == sum(nanos for nanos, _ in charged)
 
 
+async def test_items_that_ended_stand_in_no_other_agents_way(worker, second, bulk):
+    await job_of(bulk, 8)
+    await worker.ask(4)
+    await worker.ask(0, **worker.finish())
+    assert (await ItemHolder.objects.aget(free=0)).held == 0
+    assert len((await second.ask(4)).items) == 4
+
+
 async def test_a_lost_answer_is_made_good_by_the_next_and_leases_nothing_twice(worker, bulk):
     await job_of(bulk, 10)
     report = worker.agent.build(item_room=worker.room(4))
