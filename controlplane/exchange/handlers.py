@@ -193,9 +193,7 @@ def _lease(caller: Caller, message: LeaseRequest, now: datetime) -> LeaseAnswer:
                 settle(cursor, [SpendReport(caller.agent.id, to_us(now), message.spends)], now)
         with held.transaction():
             agent = (caller.agent.id, caller.epoch)
-            of_job = message.job and fund_request(
-                cursor, agent, message.tenant_id, message.job, message.need_nanos, now
-            )
+            of_job = message.job and fund_request(cursor, agent, message, now)
             granted = Granted(None, None) if of_job else acquire(cursor, asking, now, unless_held=True)
         leases = open_leases(cursor, [(caller.agent.id, caller.epoch)]).get(caller.agent.id, [])
     return LeaseAnswer(leases=leases, exhausted=[granted.exhausted] if granted.exhausted else [])

@@ -11,6 +11,8 @@ from uuid import UUID
 from psycopg import Connection, Cursor
 
 from controlplane.budgets.job_reservations import JobNeed, fund
+from controlplane.budgets.leases import ENOUGH_REQUESTS
+from controlplane.wire.lease import LeaseRequest
 
 _RESERVED_SQL = """
 SELECT EXISTS (SELECT 1 FROM budgets_lease
@@ -42,20 +44,19 @@ def fund_items(connection: Connection[Any], agents: Sequence[tuple[int, int]], n
                 fund(cursor, agent_id, epoch, wanted, now)
 
 
-def fund_request(
-    cursor: Cursor[Any], agent: tuple[int, int], tenant_id: int, job: str, need_nanos: int, now: datetime
-) -> bool:
-    """Whether a request of a job can be paid from what the job reserved; in a transaction.
+def fund_request(cursor: Cursor[Any], agent: tuple[int, int], asked: LeaseRequest, now: datetime) -> bool:
+    """Whether the request of a job that needs money can be paid from what the job reserved; in a transaction.
 
     False for a job that is not this tenant's, has reserved nothing, or has nothing left.
     """
     try:
-        named = UUID(job)
+        named = UUID(asked.job)
     except ValueError:
         return False
     cursor.execute(
-        "SELECT 1 FROM jobs_job WHERE uuid = %s AND tenant_id = %s AND reserved_nanos > 0", (named, tenant_id)
+        "SELECT 1 FROM jobs_job WHERE uuid = %s AND tenant_id = %s AND reserved_nanos > 0", (named, asked.tenant_id)
     )
     if cursor.fetchone() is None:
         return False
-    return fund(cursor, *agent, [JobNeed(named, max(1, need_nanos))], now).get(named, 0) >= need_nanos
+    wanted = max(ENOUGH_REQUESTS * max(1, asked.need_nanos), asked.waiting_nanos)
+    return fund(cursor, *agent, [JobNeed(named, wanted)], now).get(named, 0) >= asked.need_nanos

@@ -8,9 +8,11 @@ from datetime import timedelta
 import pytest
 from django.db import connection as django_connection
 from django.test import Client
+from django.urls import reverse
 from django.utils import timezone
 
 from controlplane.budgets.job_reservations import release, reserve, reserved_nanos
+from controlplane.budgets.leases import open_leases
 from controlplane.budgets.models import Budget, BudgetWindow, Lease
 from controlplane.exchange.database import close_pools, connection
 from controlplane.exchange.job_funds import fund_items, fund_request
@@ -22,6 +24,7 @@ from controlplane.jobs.batch_capacity import capacity_of
 from controlplane.jobs.models import Batch, BatchEfficiency, ItemHolder, Job
 from controlplane.ledger.models import RateCard
 from controlplane.tenants import key_actions
+from controlplane.wire.lease import LeaseRequest
 from tests import factories
 from tests.jobs.batches import ADA, empty_items, jsonl, line, running, submit
 from tests.jobs.settling import lease, run_all
@@ -256,10 +259,16 @@ def test_a_request_of_a_declared_job_is_paid_from_its_reservation_and_no_other(w
     job, stranger = declare(world, slots=0.1), factories.tenant("stranger")
     with connection() as held, held.transaction(), held.cursor() as cursor:
         agent, now = (9_001, 1), timezone.now()
-        assert fund_request(cursor, agent, world.tenant.pk, str(job.uuid), 1_000, now)
-        assert not fund_request(cursor, agent, stranger.pk, str(job.uuid), 1_000, now)
-        assert not fund_request(cursor, agent, world.tenant.pk, "nonsense", 1_000, now)
-        assert not fund_request(cursor, agent, world.tenant.pk, str(job.uuid), job.reserved_nanos + 1, now)
+
+        def pays(need, tenant=world.tenant, named=str(job.uuid), waiting=0):
+            return fund_request(cursor, agent, LeaseRequest(tenant.pk, need, [], waiting, named), now)
+
+        assert pays(1_000, waiting=9_000)
+        (told,) = open_leases(cursor, [agent])[9_001]
+        assert (told.job, told.amount_nanos) == (str(job.uuid), 18_000), "twice what waits"
+        assert not pays(1_000, tenant=stranger)
+        assert not pays(1_000, named="nonsense")
+        assert not pays(job.reserved_nanos + 1)
         assert reserved_nanos(cursor, [job.uuid]) == {job.uuid: job.reserved_nanos}
     assert leased() == job.reserved_nanos
 
@@ -293,3 +302,11 @@ def test_one_job_reserves_once(world):
         assert reserve(cursor, tenant_id=world.tenant.pk, job=other, amount_nanos=401, now=now).blocked_by is not None
         assert release(cursor, [job.uuid, other], now) == 600
         assert release(cursor, [job.uuid], now) == 0
+
+
+def test_the_tenants_page_tells_a_reservation_from_what_agents_hold(world):
+    hard_budget(world.tenant, 10**12)
+    job = declare(world, slots=0.1)
+    answer = factories.person("admin").get(reverse("tenant", args=["acme"]), {"tab": "budgets"})
+    page = answer.content.decode()
+    assert f"job {str(job.uuid)[:8]}" in page and "with its job" in page
