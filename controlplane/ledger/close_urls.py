@@ -8,6 +8,7 @@ urlpatterns = [
     path("finance/reconciliation/", close_views.bridge_page, name="finance-bridge"),
     path("finance/reconciliation/<str:period>/propose/", close_views.propose_variance, name="variance-propose"),
     path("finance/skus/<slug:slug>/", close_views.pool_sku, name="pool-sku"),
+    path("finance/planned-rates/", close_views.planned_rate, name="planned-rate"),
     path("finance/periods/", close_views.periods_page, name="periods"),
     path("finance/periods/<str:period>/", close_views.period_page, name="period"),
     path("finance/periods/<str:period>/export/<str:format>/", close_views.period_export, name="period-export"),

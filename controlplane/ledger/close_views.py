@@ -152,6 +152,28 @@ def pool_sku(request: HttpRequest, slug: str) -> HttpResponseBase:
     return redirect(f"{back}#skus")
 
 
+@requires("finance.write")
+def planned_rate(request: HttpRequest) -> HttpResponseBase:
+    """Adds an exchange rate that the book plans with."""
+    given = request.POST
+    back = f"{reverse('finance-bridge')}?period={given.get('period', '')}"
+    if request.method != "POST":
+        return redirect(reverse("finance-bridge"))
+    try:
+        try:
+            day = date.fromisoformat(given.get("effective_from", ""))
+        except ValueError:
+            raise ValidationError({"effective_from": "Enter a day, such as 2026-10-01."}) from None
+        skus.add_planned_rate(
+            currency=given.get("currency", ""), rate=given.get("rate", ""), effective_from=day,
+            actor=actor_of(request), now=timezone.now(), reason=given.get("reason", ""),
+        )  # fmt: skip
+    except ValidationError as error:
+        return _bridge(request, given.get("period", ""), errors=_errors(error), planned_given=given)
+    messages.success(request, "Added the planned rate.")
+    return redirect(f"{back}#planned")
+
+
 @requires("finance.read")
 def periods_page(request: HttpRequest) -> HttpResponse:
     book, now = installation(), timezone.now()

@@ -4,7 +4,7 @@ import pytest
 from django.utils import timezone
 
 from controlplane.ledger.exports import run_export
-from controlplane.ledger.models import ExportJob, LedgerEvent, Period, PoolSku, Proposal
+from controlplane.ledger.models import ExportJob, LedgerEvent, Period, PlannedExchangeRate, PoolSku, Proposal
 from tests import factories
 from tests.ledger.fleet_rows import make_fleet
 from tests.ledger.test_bridge import OCTOBER, lines_of, month, sku, take
@@ -176,3 +176,16 @@ def test_rest_proposes_and_another_person_approves(fin, fleet):
     number = fin.post("/api/v1/proposals/", {**note, "amount": "2.5"}, **send).json()["id"]
     assert boss.post(f"/api/v1/proposals/{number}/reject/", {"reason": "no"}, **send).json()["state"] == "rejected"
     assert [row["state"] for row in fin.get("/api/v1/proposals/?period=2026-10").json()] == ["rejected", "posted"]
+
+
+def test_planned_exchange_rates_are_added_on_the_page(fin):
+    given = {"currency": "usd", "rate": "0.9", "effective_from": "2026-01-01", "reason": "plan", "period": "2026-10"}
+    wrong = (("currency", "DOLLAR"), ("rate", "0"), ("rate", "1e400"), ("effective_from", "soon"), ("reason", ""))
+    for name, value in wrong:
+        text = text_of(fin.post("/finance/planned-rates/", {**given, name: value}), 400)
+        assert "There is a problem" in text
+    assert fin.post("/finance/planned-rates/", given).status_code == 302
+    assert "already" in text_of(fin.post("/finance/planned-rates/", given), 400)
+    row = PlannedExchangeRate.objects.get()
+    assert (row.currency, f"{row.rate:.2f}", row.created_by) == ("USD", "0.90", "fin")
+    assert ">0.9<" in text_of(fin.get(BRIDGE))
