@@ -198,7 +198,7 @@ class Connection(asyncio.Protocol):
         try:
             parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            self._refuse(400, "This server does not switch protocols.")
+            self._refuse(400, "This server does not switch protocols. Send plain HTTP/1.1, without upgrade.")
         except httptools.HttpParserCallbackError as error:
             if not self._overrun:
                 raise error.__context__ or error from None
@@ -325,7 +325,11 @@ class Connection(asyncio.Protocol):
         exchange = self.reading or HttpExchange(self, "", "")
         self.reading = None
         method = parser.get_method()
-        exchange.method = METHODS.get(method) or method.decode("latin-1")
+        known = METHODS.get(method)
+        if (self._names_connection or known is None) and parser.should_upgrade():
+            # The parser leaves the body out and stops behind this: that is answered, and once.
+            return
+        exchange.method = known or method.decode("latin-1")
         exchange.path = (self._url.split(b"?", 1)[0] if b"?" in self._url else self._url).decode("latin-1")
         exchange.body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
         keeps = parser.should_keep_alive()

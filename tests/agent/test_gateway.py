@@ -70,6 +70,28 @@ async def test_head_and_body_are_bounded(make_agent, monkeypatch):
     agent.assert_nothing_held()
 
 
+UPGRADE = "connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\n"
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        post(chat_body(), headers=UPGRADE),
+        f"GET /healthz HTTP/1.1\r\nhost: a\r\n{UPGRADE}\r\n".encode(),
+        b"CONNECT a:1 HTTP/1.1\r\nhost: a\r\n\r\n",
+    ],
+    ids=["post", "get", "connect"],
+)
+async def test_who_asks_for_another_protocol_gets_one_answer(make_agent, sent):
+    agent = await make_agent()
+    client = await connect(agent)
+    client.send(sent)
+    answer = await client.answer()
+    assert answer.status == 400 and "without upgrade" in answer.json["error"]["message"]
+    assert await client.closed_by_server()
+    assert not agent.engine.calls and not agent.closed_rows()
+
+
 async def test_bodies_on_their_way_are_bounded_over_all_connections(make_agent, monkeypatch):
     """No key is known before a body is whole, so that anybody could have them held."""
     monkeypatch.setattr("controlplane.agent.gateway.BODIES_BYTES_MAX", 1_000_000)
