@@ -100,7 +100,7 @@ class Registry:
     def __init__(self) -> None:
         self.document: PolicyDocument | None = None
         self.knows_keys = False
-        """The live list is whole: a key that is not here is unknown, and not only late."""
+        """The live list is whole and names a key: one that is not here is unknown, and not only late."""
         self.classes: dict[str, ClassEntry] = {}
         self.tenants: dict[int, TenantEntry] = {}
         self.keys: dict[int, KeyEntry] = {}
@@ -153,7 +153,7 @@ class Registry:
 
     def apply_live(self, live: LiveList, now_us: int) -> None:
         """Take the live list: it wins over the revision."""
-        self.knows_keys = live.whole
+        self.knows_keys = live.whole and bool(live.keys)
         for key_id, key in live.keys.items():
             entry = self.keys.get(key_id)
             if entry is None:
