@@ -59,6 +59,7 @@ PERMISSIONS: dict[str, frozenset[Role]] = {
     "usage.read": EVERYONE,
     "usage.write": ADMIN,
     "quarantine.read": MONEY,
+    "quarantine.write": MONEY,
     "finance.read": STAFF,
     "finance.write": MONEY,
     "request.read": EVERYONE,

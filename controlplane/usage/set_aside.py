@@ -93,7 +93,10 @@ def _is_harmless(word: str) -> bool:
 
 @dataclass(frozen=True)
 class AsideGroup:
-    """One reason of one agent; `records` counts usage records, `entries` what was set aside in all."""
+    """One reason of one agent; `records` counts usage records, `entries` what was set aside in all.
+
+    `undecided` of the entries wait for a decision; `newest` is the id of the latest one.
+    """
 
     reason: str
     agent_id: int | None
@@ -103,6 +106,8 @@ class AsideGroup:
     first: datetime
     last: datetime
     example: Any
+    undecided: int
+    newest: int
 
     @property
     def meaning(self) -> str:
@@ -110,7 +115,8 @@ class AsideGroup:
 
 
 _GROUPS_SQL = """
-SELECT reason, agent_id, count(*), coalesce(sum(records), 0), min(at), max(at), max(id) FROM usage_quarantine
+SELECT reason, agent_id, count(*), coalesce(sum(records), 0), min(at), max(at), max(id),
+    count(*) FILTER (WHERE resolved_at IS NULL) FROM usage_quarantine
 WHERE at >= %s AND (%s::int IS NULL OR agent_id = %s) AND (%s = '' OR reason = %s)
 GROUP BY reason, agent_id ORDER BY max(at) DESC, reason, agent_id LIMIT %s
 """
@@ -124,8 +130,19 @@ def aside_groups(since: datetime, *, agent_id: int | None = None, reason: str = 
     examples = dict(Quarantine.objects.filter(pk__in=[row[6] for row in rows]).values_list("pk", "payload"))
     names = dict(Agent.objects.filter(pk__in=[row[1] for row in rows if row[1]]).values_list("pk", "name"))
     return [
-        AsideGroup(reason, agent, names.get(agent, ""), entries, records, first, last, shown(examples.get(newest)))
-        for reason, agent, entries, records, first, last, newest in rows
+        AsideGroup(
+            reason,
+            agent,
+            names.get(agent, ""),
+            entries,
+            records,
+            first,
+            last,
+            shown(examples.get(newest)),
+            undecided,
+            newest,
+        )
+        for reason, agent, entries, records, first, last, newest, undecided in rows
     ]
 
 

@@ -4,14 +4,18 @@ import json
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.http import HttpRequest, HttpResponse
-from django.shortcuts import render
+from django.contrib import messages
+from django.core.exceptions import ValidationError
+from django.http import HttpRequest, HttpResponse, HttpResponseBadRequest
+from django.shortcuts import redirect, render
 from django.utils import timezone
 
+from controlplane.audit.actors import actor_of
 from controlplane.fleet.models import Agent
 from controlplane.tenants.access import may, requires
 from controlplane.tenants.models import Tenant
 from controlplane.tenants.queries import installation
+from controlplane.usage.actions import decide_set_aside
 from controlplane.usage.duplicates import GRACE, HOUR
 from controlplane.usage.models import UsageRecord
 from controlplane.usage.set_aside import Copies, aside_groups, aside_reasons, copies
@@ -21,9 +25,11 @@ RANGE = "30"
 AUDIT_LATE = timedelta(hours=1)
 
 
-@requires("quarantine.read")
+@requires("quarantine.read", write="quarantine.write")
 def set_aside_page(request: HttpRequest) -> HttpResponse:
     now = timezone.now()
+    if request.method == "POST":
+        return _decide(request, now)
     days = request.GET.get("days", RANGE)
     days = days if days in RANGES else RANGE
     since = now - timedelta(days=int(days))
@@ -47,9 +53,30 @@ def set_aside_page(request: HttpRequest) -> HttpResponse:
         "audit_late": _is_late(found.audited_until, now),
         "audited_until": found.audited_until + HOUR if found.audited_until else None,
         "currency": installation().currency,
+        "may_decide": may(request.user, "quarantine.write"),
         "may_open_agents": may(request.user, "agent.read"),
     }
     return render(request, "usage/set_aside.html", context)
+
+
+def _decide(request: HttpRequest, now: datetime) -> HttpResponse:
+    agent, through = request.POST.get("agent", ""), request.POST.get("through", "")
+    if not through.isdigit() or len(through) > 18 or (agent and not (agent.isdigit() and len(agent) < 10)):
+        return HttpResponseBadRequest("Send the agent and the entry as the page has them.")
+    try:
+        decided = decide_set_aside(
+            reason=request.POST.get("aside", "")[:60],
+            agent_id=int(agent) if agent else None,
+            through_id=int(through),
+            why=request.POST.get("reason", ""),
+            actor=actor_of(request),
+            now=now,
+        )
+    except ValidationError as error:
+        messages.error(request, " ".join(error.messages))
+    else:
+        messages.success(request, f"Decided: {decided:,} entries. No total has changed.")
+    return redirect("set-aside")
 
 
 def _agent(text: str) -> Agent | None:
