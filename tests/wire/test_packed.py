@@ -37,7 +37,7 @@ def test_a_row_has_196_bytes_and_no_json_document_begins_like_the_form():
     assert packed.is_packed(packed_report()) and not packed.is_packed(msgspec.json.encode(REPORT))
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(reports())
 def test_what_is_packed_is_unpacked_unchanged(report):
     body = packed.pack(report)
@@ -97,6 +97,7 @@ def test_a_report_without_records_is_its_head():
     assert body is not None and packed.unpack(body) == report
 
 
+@settings(deadline=None)
 @given(st.integers(-(2**63), 2**63 - 1))
 def test_the_widest_numbers_keep_their_value(number):
     row = msgspec.structs.replace(USAGE_ROW, charge_gpu_nanos=number)
