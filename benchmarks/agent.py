@@ -210,10 +210,11 @@ def paced(home: Path, scale: Scale, told: Told) -> None:
 
 
 def _paced_round(server: Server, connections: int, seconds: float) -> dict[str, Any]:
-    cpu_s = server.cpu_s()
+    cpu_s, waited_s, began_s = server.cpu_s(), server.waited_s(), time.monotonic()
     length_s = TOKENS * PACE_MS / 1000
     one = drive(Load(server.port, connections, seconds=max(2.0, seconds), stream=True, spread_s=length_s))
     one["busy"] = (server.cpu_s() - cpu_s) / max(0.1, one["answers"] / one["per_s"])
+    one["waited"] = (server.waited_s() - waited_s) / (time.monotonic() - began_s)
     return one
 
 
@@ -223,7 +224,8 @@ def _paced_line(connections: int, rounds: dict[str, list[dict[str, Any]]], told:
         name = f"ttft_{q}_ms"
         added[q] = median(rounds["agent"], name) - median(rounds["direct"], name)
     say(
-        f"{connections:5d} streams, agent {median(rounds['agent'], 'busy'):4.0%} busy: "
+        f"{connections:5d} streams, agent {median(rounds['agent'], 'busy'):4.0%} busy, kept off its core by other "
+        f"processes {median(rounds['agent'], 'waited'):4.0%} of the time: "
         f"p50 {median(rounds['direct'], 'ttft_p50_ms'):7.2f} + {added['p50']:6.3f}   "
         f"p99 {median(rounds['direct'], 'ttft_p99_ms'):7.2f} + {added['p99']:6.3f}"
     )

@@ -68,6 +68,12 @@ class Server:
         process = psutil.Process(self.pid)
         return sum(_cpu_s(one.pid) for one in (process, *process.children(recursive=True)))
 
+    def waited_s(self) -> float:
+        """Seconds in which its main thread could have run and another process had the core; 0 where nobody counts."""
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            return int(Path(f"/proc/{self.pid}/schedstat").read_text().split()[1]) / 1e9
+        return 0.0
+
     def rss_kib(self) -> int:
         return int(psutil.Process(self.pid).memory_info().rss // 1024)
 
