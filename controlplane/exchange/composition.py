@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
+import msgspec
 import numpy as np
 from django.conf import settings
 from psycopg import Connection, Cursor
@@ -44,18 +45,26 @@ _UNKNOWN_REASONS = {fault.reason for fault in _UNKNOWN_IDS} | {"unknown_contract
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What became of a report: `through` is the last seq taken of its epoch, `set_aside` its quarantined records."""
+    """What became of a report: `through` is the last seq taken of its epoch, `set_aside` its quarantined records.
+
+    `before` is how far its epoch was taken when it came.
+    """
 
     verdict: Verdict
     through: int
     set_aside: int = 0
+    before: int = 0
 
 
 def commit_group(connection: Connection[Any], group: Sequence[Incoming], now: datetime) -> list[Result]:
     """Takes a group of reports in one transaction; (agent, epoch) pairs must differ. All or nothing."""
     with connection.transaction(), connection.cursor() as cursor:
         results = _judged(cursor, group, now)
-        taken = [incoming for incoming, result in zip(group, results, strict=True) if result.verdict is Verdict.TAKEN]
+        taken = [
+            _as_it_follows(incoming, result)
+            for incoming, result in zip(group, results, strict=True)
+            if result.verdict is Verdict.TAKEN
+        ]
         if not taken:
             return results
         set_aside = _store(cursor, taken, now)
@@ -72,6 +81,7 @@ def commit_as_poisoned(connection: Connection[Any], incoming: Incoming, reason: 
         result = _judged(cursor, [incoming], now)[0]
         if result.verdict is not Verdict.TAKEN:
             return result
+        incoming = _as_it_follows(incoming, result)
         envelope, records = incoming.envelope, len(incoming.rows)
         payload = {"report": incoming.as_json(), "error": reason}
         row = SetAside(envelope.agent_id, envelope.epoch, envelope.seq, "refused_by_database", payload, records)
@@ -91,7 +101,7 @@ def _judged(cursor: Cursor[Any], group: Sequence[Incoming], now: datetime) -> li
         position = positions.get(key)
         verdict = cursors.judge(position, envelope)
         through = position.last_seq if position is not None else 0
-        results.append(Result(verdict, envelope.seq if verdict is Verdict.TAKEN else through))
+        results.append(Result(verdict, envelope.seq if verdict is Verdict.TAKEN else through, before=through))
         if verdict is Verdict.REPEAT:
             repeats.append(key)
         elif verdict is Verdict.CONFLICT:
@@ -101,6 +111,17 @@ def _judged(cursor: Cursor[Any], group: Sequence[Incoming], now: datetime) -> li
     if repeats:
         cursors.count_repeats(cursor, repeats)
     return results
+
+
+def _as_it_follows(incoming: Incoming, result: Result) -> Incoming:
+    """A report that comes next has no gap before it: what its agent takes for lost was taken, unheard by the agent."""
+    if not incoming.envelope.lost_from or incoming.envelope.seq != result.before + 1:
+        return incoming
+    return replace(
+        incoming,
+        envelope=replace(incoming.envelope, lost_from=0),
+        report=msgspec.structs.replace(incoming.report, lost=None),
+    )
 
 
 def _step(incoming: Incoming, records: int) -> cursors.Step:

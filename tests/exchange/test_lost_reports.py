@@ -50,6 +50,17 @@ async def test_another_process_of_the_control_plane_knows_of_the_gap(agent, worl
     other._handlers._threads.shutdown()
 
 
+@pytest.mark.parametrize("first", [1, 2, 3])
+async def test_what_was_taken_is_not_lost_though_its_agent_did_not_hear_of_it(agent, world, first):
+    """It lost reports whose answers it never got: the next one follows, nothing is missing."""
+    for _ in range(3):
+        await agent.report()
+    report = agent.build(records=[usage_row(world, prices=world.prices)], lost=LostReports(first, 40))
+    assert (await agent.send(report)).status == 200
+    assert await gaps() == []
+    assert await cursor_of(agent) == (4, 1)
+
+
 @pytest.mark.parametrize("lost", [None, LostReports(1, 0), LostReports(3, 0), LostReports(7, 0)])
 async def test_a_gap_begins_where_the_control_plane_stands(agent, world, lost):
     await agent.report()
