@@ -5,7 +5,7 @@ import time
 from datetime import UTC, datetime
 
 import pytest
-from django.db import connection
+from django.db import connection, transaction
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -101,6 +101,40 @@ def test_postings_and_folds_at_the_same_time_lose_nothing_and_count_nothing_twic
         "fleet:p": -180, "tenant:a:chat:direct": 60, "tenant:b:chat:direct": 60, "tenant:c:chat:direct": 60
     }  # fmt: skip
     assert sum(row.debits for row in BalanceSum.objects.all()) == 180
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_posting_that_commits_late_is_not_folded_over():
+    factories.installation()
+    posted, release = threading.Event(), threading.Event()
+
+    def slow():
+        try:
+            with transaction.atomic():
+                put("slow", "a", 5)
+                posted.set()
+                release.wait(20)
+        finally:
+            connection.close()
+
+    def fold():
+        try:
+            fold_balances(NOW)
+        finally:
+            connection.close()
+
+    poster, folder = threading.Thread(target=slow), threading.Thread(target=fold)
+    poster.start()
+    assert posted.wait(20)
+    put("fast", "b", 7)  # a higher number, committed first
+    folder.start()
+    folder.join(0.5)
+    release.set()
+    for thread in (poster, folder):
+        thread.join(20)
+    fold_balances(NOW)
+    assert balances() == {"tenant:a:chat:direct": 5, "tenant:b:chat:direct": 7, "fleet:p": -12}
+    assert balances() == added_up()
 
 
 @pytest.mark.slow
