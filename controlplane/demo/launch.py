@@ -197,10 +197,10 @@ class Demo:
                 burst_length_s=12.0, burst_factor=7.0, prompt_max=6_000, output_max=300,
             )  # fmt: skip
         small = Source(SMALL_POOL, SMALL_MODEL, rate_per_s=1.0, prompt_max=3_000, output_max=120)
-        # Some 2.4 slots' work until its deadline: more than its floor of two, and three leave it too little slack.
+        # Some 2.5 slots' work until its deadline: more than its floor of two, and three leave it too little slack.
         job = JobPlan(
-            "hooli", keys["hooli"], BIG_POOL, BIG_MODEL, BULK, items=5_600, prompt_tokens=1_200,
-            output_tokens=180, deadline_s=1_800, concurrency=40,
+            "hooli", keys["hooli"], BIG_POOL, BIG_MODEL, BULK, items=5_900, prompt_tokens=400, output_tokens=180,
+            deadline_s=1_800,
         )  # fmt: skip
         return TrafficPlan(
             control_plane=self.address,

@@ -39,7 +39,7 @@ class Source(msgspec.Struct, frozen=True):
 
 
 class JobPlan(msgspec.Struct, frozen=True):
-    """A batch job that its client works off with a loop of its own; a new one follows when it ends."""
+    """A batch job with items that agents lease, its tokens those of a mean item; a new one follows when it ends."""
 
     tenant: str
     secret: str
@@ -50,7 +50,6 @@ class JobPlan(msgspec.Struct, frozen=True):
     prompt_tokens: int
     output_tokens: int
     deadline_s: int
-    concurrency: int
 
 
 class TrafficPlan(msgspec.Struct, frozen=True):

@@ -2,7 +2,7 @@
 
 import time
 import urllib.request
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -11,6 +11,7 @@ from django.utils import timezone
 
 from controlplane.contracts.models import Contract
 from controlplane.core.reasons import Outcome
+from controlplane.demo.job_sums import JobSums, items_open, job_sums
 from controlplane.demo.plan import TrafficResult
 from controlplane.demo.viewer import ViewerResult
 from controlplane.fleet.models import Agent, AgentLive
@@ -59,7 +60,8 @@ def wait_until_settled(since: datetime, admin: dict[str, str]) -> bool:
     while time.monotonic() < deadline:
         live = list(AgentLive.objects.filter(agent__state=Agent.State.ACTIVE, reported_at__gt=ended))
         expected = Agent.objects.filter(state=Agent.State.ACTIVE, live__reported_at__gte=since).count()
-        if len(live) >= expected and not any(_busy(row.figures) for row in live) and _spools_empty(admin):
+        idle = len(live) >= expected and not any(_busy(row.figures) for row in live)
+        if idle and not items_open() and _spools_empty(admin):
             return True
         time.sleep(LOOK_EVERY_S)
     return False
@@ -100,6 +102,7 @@ def summarise(
     ends = _ends(marks)
     usage = _usage(marks, admin)
     charges = _charges(marks.since)
+    jobs = job_sums(marks.since, timezone.now())
     summary = {
         "requests": {
             "offered": traffic.offered - traffic.unreachable,
@@ -118,10 +121,11 @@ def summarise(
         "charges_nanos": charges,
         "policy": _policy(),
         "flex": _flex(marks.since),
+        "jobs": [asdict(job) for job in jobs.jobs],
         "slo": _slo(),
         "live": {"frames": viewer.frames, "lag_ms_p50": viewer.lag_ms_p50, "lag_ms_p99": viewer.lag_ms_p99},
     }
-    checks = _checks(traffic, ends, usage, cost, charges)
+    checks = _checks(traffic, ends, usage, cost, charges, jobs)
     summary["checks"] = [
         {"name": check.name, "left": check.left, "right": check.right, "held": check.held} for check in checks
     ]
@@ -129,7 +133,12 @@ def summarise(
 
 
 def _checks(
-    traffic: TrafficResult, ends: dict[str, int], usage: dict[str, Any], cost: dict[str, Any], charges: dict[str, Any]
+    traffic: TrafficResult,
+    ends: dict[str, int],
+    usage: dict[str, Any],
+    cost: dict[str, Any],
+    charges: dict[str, Any],
+    jobs: JobSums,
 ) -> list[Check]:
     offered = traffic.offered - traffic.unreachable
     return [
@@ -148,16 +157,21 @@ def _checks(
         Check("attributed cost = fleet cost, nanos", cost["attributed"], cost["fleet"]),
         Check("cost by tenant adds up, nanos", sum(cost["by_tenant"].values()), cost["fleet"]),
         Check("charges by tenant add up, nanos", sum(charges["by_tenant"].values()), charges["total"]),
+        Check("items = completed + parked + cancelled", jobs.items, jobs.ended),
+        Check("items completed = results stored", jobs.completed, jobs.results),
+        Check("results stored = their records that are charged", jobs.results, jobs.charged_results),
+        Check("charges of jobs = of their records, nanos", jobs.charge_nanos, jobs.record_nanos),
     ]
 
 
 def _ends(marks: Marks) -> dict[str, int]:
-    """By the last attempt of each request whose record came in since then."""
+    """By the last attempt of each request of a client whose record came in since then; items of jobs have none."""
     names = ["admitted", "completed", "cancelled", "prompt_tokens", "output_tokens", "queued", "downgraded"]
     row = _one(
         """
         WITH last AS (
-            SELECT DISTINCT ON (request_id) * FROM usage_record WHERE received_at >= %s
+            SELECT DISTINCT ON (request_id) * FROM usage_record
+            WHERE received_at >= %s AND job_id NOT IN (SELECT id FROM jobs_job WHERE has_items)
             ORDER BY request_id, attempt DESC
         )
         SELECT count(*), count(*) FILTER (WHERE outcome = %s), count(*) FILTER (WHERE outcome = %s),

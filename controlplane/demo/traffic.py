@@ -19,7 +19,8 @@ import aiohttp
 import orjson
 
 from controlplane.core.reasons import Outcome
-from controlplane.demo.plan import Client, JobPlan, Source, Target, TrafficPlan, TrafficResult, read_plan, write_json
+from controlplane.demo.night_job import NightJob
+from controlplane.demo.plan import Client, Source, Target, TrafficPlan, TrafficResult, read_plan, write_json
 from controlplane.lab.synthetic import CODE_OUTPUT, CODE_PROMPT, Burst, requests
 from controlplane.lab.traces import TraceRequest, read_trace
 
@@ -48,12 +49,18 @@ class Traffic:
 
     async def run(self) -> None:
         sources = [asyncio.create_task(self._offer(source, number)) for number, source in enumerate(self.plan.sources)]
-        loops = [asyncio.create_task(self._work_off(job)) for job in self.plan.jobs]
+        jobs = [
+            NightJob(job, self.plan.control_plane, self.session, batch_body, random.Random(self.plan.seed + number))
+            for number, job in enumerate(self.plan.jobs)
+        ]
+        loops = [asyncio.create_task(job.run()) for job in jobs]
         writer = asyncio.create_task(self._write_often())
         await self.stopping.wait()
         for task in (*sources, *loops):
             task.cancel()
         await asyncio.gather(*sources, *loops, return_exceptions=True)
+        await asyncio.gather(*(job.cancel() for job in jobs))
+        self.result.jobs_submitted = sum(job.submitted for job in jobs)
         if self.under_way:
             await asyncio.wait(self.under_way, timeout=DRAIN_S)
         for request in self.under_way:
@@ -104,69 +111,6 @@ class Traffic:
         self.under_way.add(task)
         task.add_done_callback(self.under_way.discard)
 
-    # Batch clients
-
-    async def _work_off(self, job: JobPlan) -> None:
-        for number in itertools.count():
-            uuid = await self._submit(job, number)
-            if uuid is not None:
-                await self._work_items(job, uuid)
-            await asyncio.sleep(1.0)
-
-    async def _submit(self, job: JobPlan, number: int) -> str | None:
-        deadline = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + job.deadline_s))
-        body = {
-            "class": job.workload_class,
-            "pool": job.pool,
-            "name": f"nightly documents {number + 1}",
-            "items": job.items,
-            "prompt_tokens": job.prompt_tokens,
-            "expected_output_tokens": job.output_tokens,
-            "deadline": deadline,
-        }
-        headers = {
-            "authorization": f"Bearer {job.secret}",
-            "idempotency-key": f"demo-{self.plan.seed}-{number}-{int(time.time())}",
-        }
-        try:
-            address = f"{self.plan.control_plane}/api/v1/jobs"
-            async with self.session.post(address, json=body, headers=headers) as answer:
-                document = await answer.json(content_type=None)
-                if answer.status not in (200, 201):
-                    sys.stderr.write(f"job refused with {answer.status}: {document}\n")
-                    await asyncio.sleep(5.0)
-                    return None
-                self.result.jobs_submitted += 1
-                return str(document["uuid"])
-        except (aiohttp.ClientError, TimeoutError, ValueError, KeyError) as error:
-            sys.stderr.write(f"job not submitted: {error}\n")
-            await asyncio.sleep(2.0)
-            return None
-
-    async def _work_items(self, job: JobPlan, uuid: str) -> None:
-        places = asyncio.Semaphore(job.concurrency)
-        client = Client(tenant=job.tenant, secret=job.secret, workload_class=job.workload_class, share=1.0)
-        for _ in range(job.items):
-            await places.acquire()
-            tokens = (self._vary(job.prompt_tokens), self._vary(job.output_tokens))
-            self._start(self._item(job, client, uuid, TraceRequest(0, *tokens), places))
-
-    def _vary(self, tokens: int) -> int:
-        return max(1, round(tokens * self._rng.uniform(0.7, 1.3)))
-
-    async def _item(
-        self, job: JobPlan, client: Client, uuid: str, request: TraceRequest, places: asyncio.Semaphore
-    ) -> float | None:
-        try:
-            while not self.stopping.is_set():
-                retry_s = await self._ask(job.pool, job.model, client, request, stream=False, job=uuid)
-                if retry_s is None:
-                    break
-                await asyncio.sleep(min(retry_s, 5.0) * self._rng.uniform(0.8, 1.2))
-        finally:
-            places.release()
-        return None
-
     # One request
 
     async def _ask(
@@ -177,14 +121,11 @@ class Traffic:
         request: TraceRequest,
         *,
         stream: bool,
-        job: str = "",
         give_up_after: int | None = None,
     ) -> float | None:
         """Offers one request and counts its end; the seconds after which a refused or broken one may try again."""
         target = self._rng.choice([target for target in self.plan.targets if target.pool == pool])
         headers = {"authorization": f"Bearer {client.secret}", "x-flexband-class": client.workload_class}
-        if job:
-            headers["x-flexband-job"] = job
         body = orjson.dumps(chat(model, request, stream=stream))
         self.result.offered += 1
         try:
@@ -293,6 +234,13 @@ def chat(model: str, request: TraceRequest, *, stream: bool) -> dict[str, object
     }
     if stream:
         body["stream_options"] = {"include_usage": True}
+    return body
+
+
+def batch_body(model: str, request: TraceRequest) -> dict[str, object]:
+    """The same for a line of a batch file, where nothing is streamed."""
+    body = chat(model, request, stream=False)
+    del body["stream"]
     return body
 
 
