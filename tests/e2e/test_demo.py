@@ -40,6 +40,7 @@ def test_a_headless_run_adds_up_and_lends_and_recalls(demo):
     assert summary["cost_nanos"]["fleet"] == summary["cost_nanos"]["attributed"] > 0
     assert summary["policy"]["acked"] == summary["policy"]["agents"] == 3
     assert summary["flex"]["lends"] >= 1 and summary["flex"]["recalls"] >= 1, summary["flex"]
+    assert sum(job["completed"] for job in summary["jobs"]) > 50, summary["jobs"]
     assert summary["live"]["frames"] > 20
     assert run.left_behind() == []
 
