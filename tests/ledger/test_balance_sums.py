@@ -107,6 +107,8 @@ def test_postings_and_folds_at_the_same_time_lose_nothing_and_count_nothing_twic
 def test_a_posting_that_commits_late_is_not_folded_over():
     factories.installation()
     posted, release = threading.Event(), threading.Event()
+    for number, owner in enumerate("ab"):
+        put(number, owner, 1)  # the accounts are there: nobody waits for who makes them
 
     def slow():
         try:
@@ -133,7 +135,7 @@ def test_a_posting_that_commits_late_is_not_folded_over():
     for thread in (poster, folder):
         thread.join(20)
     fold_balances(NOW)
-    assert balances() == {"tenant:a:chat:direct": 5, "tenant:b:chat:direct": 7, "fleet:p": -12}
+    assert balances() == {"tenant:a:chat:direct": 6, "tenant:b:chat:direct": 8, "fleet:p": -14}
     assert balances() == added_up()
 
 
