@@ -137,8 +137,10 @@ class Handlers:
         return _reply(await self.blocking(compose, incoming, result, outlook, now))
 
     async def _complete_rotation(self, caller: Caller) -> None:
-        await self.blocking(rekeying.complete, caller, datetime.now(UTC))
-        self.directory.forget()
+        try:
+            await self.blocking(rekeying.complete, caller, datetime.now(UTC))
+        finally:
+            self.directory.forget()
 
     async def key(self, caller: Caller, body: bytes) -> Reply:
         message = decode(_rekey_decoder, body, "The new key")

@@ -7,7 +7,7 @@ from datetime import datetime
 from controlplane.core.period import to_us
 from controlplane.exchange.authentication import Caller
 from controlplane.exchange.problems import Refusal
-from controlplane.fleet.keys import KeyRefused, complete_rotation, take_new_key
+from controlplane.fleet.keys import KeyRefused, complete_rotation, has_key, take_new_key
 from controlplane.wire import signing
 from controlplane.wire.public_keys import is_public_key
 from controlplane.wire.rekeying import Rekey, Rekeyed, proof_message
@@ -23,9 +23,15 @@ def take(caller: Caller, message: Rekey, now: datetime) -> Rekeyed:
     return Rekeyed(until_us=to_us(until))
 
 
-def complete(caller: Caller, now: datetime) -> bool:
-    """After a report that was taken: the key that signed it is the only one from now on."""
-    return complete_rotation(agent_id=caller.agent.id, public_key=caller.public_key, now=now)
+def complete(caller: Caller, now: datetime) -> None:
+    """After a report that was taken: the key that signed it is the only one from now on.
+
+    Raises Refusal: bad_signature for a key that was withdrawn meanwhile. Its agent would drop the old one for it; so it
+    sends the report again with the old one, as a repeat.
+    """
+    key = caller.public_key
+    if not complete_rotation(agent_id=caller.agent.id, public_key=key, now=now) and not has_key(caller.agent.id, key):
+        raise Refusal("bad_signature", "This new key was withdrawn. Sign with the one before it and post it again.")
 
 
 def _proved_key(uuid: str, message: Rekey) -> bytes:

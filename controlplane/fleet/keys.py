@@ -112,6 +112,11 @@ def complete_rotation(*, agent_id: int, public_key: bytes, now: datetime) -> boo
     return True
 
 
+def has_key(agent_id: int, public_key: bytes) -> bool:
+    """Whether that is the agent's key now."""
+    return Agent.objects.filter(pk=agent_id, public_key=public_key).exists()
+
+
 def _locked(agent_id: int) -> Agent:
     return Agent.objects.select_for_update(of=("self",)).select_related("pool").get(pk=agent_id)
 

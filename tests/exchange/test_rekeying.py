@@ -141,6 +141,20 @@ async def test_another_key_than_the_posted_one_is_a_conflict_until_an_admin_asks
     assert (await report_by(agent, own)).status == 200
 
 
+async def test_a_key_withdrawn_behind_a_snapshot_signs_no_report_to_the_end(agent):
+    """Its agent would drop the old key for one that nobody knows, and be locked out."""
+    await ask(agent)
+    new = Ed25519PrivateKey.generate()
+    assert (await post(agent, new)).status == 200
+    assert (await report_by(agent, agent.key)).status == 200
+    await ask(agent)
+    refused = await report_by(agent, new)
+    assert refused.problem.code == "bad_signature", "the snapshot still had it"
+    assert bytes((await stored(agent)).public_key) == raw(agent.key)
+    agent.seq += 1  # it was stored: the same bytes signed by the old key would be a repeat
+    assert (await report_by(agent, agent.key)).status == 200
+
+
 @pytest.mark.parametrize("how", ["by another key", "for another agent", "no key", "no base64", "low order"])
 async def test_a_key_needs_its_proof(agent, how):
     await ask(agent)
