@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from urllib.parse import unquote
+
 import msgspec
 
 from controlplane.agent.answers import error_body
@@ -11,8 +13,9 @@ from controlplane.agent.engine import Engine
 from controlplane.agent.gateway import HttpExchange
 from controlplane.agent.health import ControlState, health_details
 from controlplane.agent.metrics import render
+from controlplane.agent.model_list import is_models, models_answer
 from controlplane.agent.one_shot_body import EMBEDDINGS_PATH, is_infer, is_one_shot, tensor_error
-from controlplane.agent.readiness import expected_wait_us, not_ready
+from controlplane.agent.readiness import SENTENCES, NotReady, expected_wait_us, not_ready
 from controlplane.agent.spool_store import SpoolStore
 
 _encode = msgspec.json.Encoder().encode
@@ -33,7 +36,7 @@ class TenantRoutes:
                 self._engine.desk.offer(exchange)
             else:
                 _wrong_method(exchange, "POST")
-        elif path == "/v1/models":
+        elif is_models(path):
             self._models(exchange)
         elif path == "/healthz":
             exchange.respond(200, b"ok\n", content_type=b"text/plain")
@@ -48,10 +51,17 @@ class TenantRoutes:
         self._engine.client_gone(call)
 
     def _models(self, exchange: HttpExchange) -> None:
-        document = self._engine.registry.document
-        models = [] if document is None else [document.pool.model]
-        listed = [{"id": model, "object": "model", "created": 0, "owned_by": "flexband"} for model in models]
-        exchange.respond(200, _encode({"object": "list", "data": listed}))
+        engine = self._engine
+        if exchange.method not in ("GET", "HEAD"):
+            _wrong_method(exchange, "GET")
+        elif not engine.registry.knows_keys:
+            body = error_body(SENTENCES[NotReady.NO_KEYS], "server_error", "unavailable")
+            exchange.respond(503, body, b"retry-after: 1\r\n")
+        else:
+            now_us = engine.clock.now_us()
+            key = engine.registry.key_of(exchange.bearer, now_us)
+            answer = models_answer(engine.registry, unquote(exchange.path), key, now_us)
+            exchange.respond(answer.status, answer.body, answer.headers)
 
     def _ready(self, exchange: HttpExchange) -> None:
         engine = self._engine

@@ -85,6 +85,30 @@ async def test_models(make_agent):
     agent = await make_agent()
     async with client(agent) as ai:
         assert [model.id async for model in ai.models.list()] == [worlds.MODEL]
+        assert (await ai.models.retrieve(worlds.MODEL)).id == worlds.MODEL
+        with pytest.raises(openai.NotFoundError) as other:
+            await ai.models.retrieve("other")
+    assert other.value.code == "model_not_found"
+
+
+@pytest.mark.parametrize(
+    ("live", "code"),
+    [({}, "invalid_api_key"), ({"state": "revoked"}, "key_revoked"), ({"expires_us": 1}, "key_expired")],
+)
+async def test_models_are_told_to_keys_in_force_only(make_agent, live, code):
+    agent = await make_agent(None, [worlds.live_key(**live)])
+    async with client(agent, key=worlds.SECRET if live else "nobody") as ai:
+        with pytest.raises(openai.AuthenticationError) as refused:
+            await ai.models.list()
+    assert refused.value.code == code
+
+
+@pytest.mark.parametrize("where", ["tenants", "classes"])
+async def test_a_model_that_tenant_or_class_may_not_use_is_not_listed(make_agent, where):
+    made = {"tenants": worlds.tenant_policy, "classes": worlds.class_policy}[where]
+    agent = await make_agent(worlds.document(**{where: [made(models=["other"])]}))
+    async with client(agent) as ai:
+        assert [model.id async for model in ai.models.list()] == []
 
 
 async def test_refusals_have_the_openai_shape(make_agent):
