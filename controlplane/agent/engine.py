@@ -324,11 +324,10 @@ class Engine:
         self._leave_scheduler(call, settled.usage, gpu_us, now_us)
         if call.reservation is not None:
             used = settled.usage.prompt_tokens + settled.usage.output_tokens
-            excess = call.reservation.settle(settled.lines.total_nanos, used)
-            if excess:
-                log.error(
-                    "request %s was charged %d nanos over its reservation: booked to platform", call.request_id, excess
-                )
+            call.reservation.settle(settled.lines.total_nanos, used)
+            if settled.excess_nanos:
+                over = "request %s produced %d nanos over its reservation, which the platform bears: check the engine"
+                log.error(over, call.request_id, settled.excess_nanos)
         status = 200 if outcome is Outcome.COMPLETED else status_of(outcome, failure)
         end = None if call.item is None else self.items.ended(call.item, outcome, body, failure, gpu_us)
         self._record(call, outcome, status, settled, gpu_us, now_us, slot, end)

@@ -10,9 +10,10 @@ from controlplane.agent.backends.base import TokenUsage
 from controlplane.agent.call import Call
 from controlplane.agent.objectives import Measured
 from controlplane.agent.purses import SlicePurse
-from controlplane.core.pricing import ChargeLines, charge
+from controlplane.core.pricing import ChargeLines, capped, charge
 from controlplane.core.reasons import OUTCOME_CODES, Outcome, answer_for
 from controlplane.wire.report import (
+    FLAG_CAPPED,
     FLAG_ESTIMATED,
     FLAG_NOT_CHARGED,
     FLAG_OUTAGE,
@@ -31,11 +32,15 @@ PAID_IF_DELIVERED: Final = frozenset(
 
 
 class Settled(Struct):
-    """Tokens and money of an ended call. `charged` false: its GPU time is repeated work."""
+    """Tokens and money of an ended call. `charged` false: its GPU time is repeated work.
+
+    `excess_nanos` is what the engine produced beyond the reservation: the platform bears it.
+    """
 
     usage: TokenUsage
     lines: ChargeLines
     charged: bool
+    excess_nanos: int = 0
 
 
 def is_charged(call: Call, outcome: Outcome) -> bool:
@@ -65,7 +70,10 @@ def settle(call: Call, usage: TokenUsage | None, gpu_us: int, *, charged: bool) 
         gpu_us=gpu_us,
         batch=call.klass.is_batch,
     )
-    return Settled(usage, lines, True)
+    reservation = call.reservation
+    if reservation is None or reservation.purse is None or lines.total_nanos <= reservation.amount_nanos:
+        return Settled(usage, lines, True)
+    return Settled(usage, capped(lines, reservation.amount_nanos), True, lines.total_nanos - reservation.amount_nanos)
 
 
 def opened_row(call: Call, model_id: int, job: str) -> UsageRow:
@@ -145,6 +153,7 @@ def closed_row(
     prompt, cached = usage.prompt_tokens, usage.cached_tokens
     flags = opened.flags & (FLAG_STREAMED | FLAG_OUTAGE | FLAG_TOKENLESS)
     flags |= (FLAG_ESTIMATED if usage.estimated else 0) | (0 if settled.charged else FLAG_NOT_CHARGED)
+    flags |= FLAG_CAPPED if settled.excess_nanos else 0
     ttft_us = call.first_us - call.arrived_us if call.stream and call.first_us else UNKNOWN
     return UsageRow(
         call.request_id, call.arrived_us, ended_us, 1 if queued is None else queued.attempt, slot_id,

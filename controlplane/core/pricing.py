@@ -71,6 +71,20 @@ def charge_upper_bound_nanos(
     return bound
 
 
+def capped(lines: ChargeLines, bound_nanos: int) -> ChargeLines:
+    """The charge cut to a reservation; first what an engine can inflate: GPU time, output, then the prompt."""
+    over = lines.total_nanos - bound_nanos
+    if over <= 0:
+        return lines
+    kept = []
+    for nanos in (lines.gpu_nanos, lines.output_nanos, lines.cached_nanos, lines.prompt_nanos):
+        cut = min(nanos, over)
+        over -= cut
+        kept.append(nanos - cut)
+    gpu, output, cached, prompt = kept
+    return ChargeLines(prompt, cached, output, gpu, prompt + cached + output + gpu)
+
+
 def charge(
     card: RateCard, *, prompt_tokens: int, cached_tokens: int, output_tokens: int, gpu_us: int, batch: bool = False
 ) -> ChargeLines:

@@ -18,7 +18,14 @@ from controlplane.live.stages import STAGE_FILLS, STAGE_NAMES
 from controlplane.tenants.models import ApiKey, Tenant
 from controlplane.usage.models import DecisionSample, UsageRecord
 from controlplane.usage.queries import find_request
-from controlplane.wire.report import FLAG_ESTIMATED, FLAG_NOT_CHARGED, FLAG_OUTAGE, FLAG_STREAMED, FLAG_TOKENLESS
+from controlplane.wire.report import (
+    FLAG_CAPPED,
+    FLAG_ESTIMATED,
+    FLAG_NOT_CHARGED,
+    FLAG_OUTAGE,
+    FLAG_STREAMED,
+    FLAG_TOKENLESS,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,6 +358,10 @@ def _identifiers(request_id: uuid.UUID, records: list[UsageRecord], names: _Name
                 "value": "outage slice: neither the control plane nor a lease was there"
                 if last.flags & FLAG_OUTAGE
                 else None,
+            },
+            {
+                "label": "Charge",
+                "value": "ends at what was reserved; the engine produced more" if last.flags & FLAG_CAPPED else None,
             },
             {"label": "Tokens", "value": "estimated" if last.flags & FLAG_ESTIMATED else "counted by the engine"},
         ]

@@ -18,13 +18,20 @@ from controlplane.core.pricing import HOUR_US, MTOK, PPM
 from controlplane.core.reasons import Outcome
 from controlplane.usage.records import INTEGERS, Ints, Records
 from controlplane.usage.rollup_keys import group_by
-from controlplane.wire.report import FLAG_ESTIMATED, FLAG_NOT_CHARGED, FLAG_OUTAGE, FLAG_STREAMED, FLAG_TOKENLESS
+from controlplane.wire.report import (
+    FLAG_CAPPED,
+    FLAG_ESTIMATED,
+    FLAG_NOT_CHARGED,
+    FLAG_OUTAGE,
+    FLAG_STREAMED,
+    FLAG_TOKENLESS,
+)
 
 FUTURE_US = 300_000_000
 MINUTE_US = 60_000_000
 _INT4_MAX = 2**31 - 1
 _CHARGE_MAX = 2**53
-_FLAGS = FLAG_STREAMED | FLAG_ESTIMATED | FLAG_NOT_CHARGED | FLAG_OUTAGE | FLAG_TOKENLESS
+_FLAGS = FLAG_STREAMED | FLAG_ESTIMATED | FLAG_NOT_CHARGED | FLAG_OUTAGE | FLAG_TOKENLESS | FLAG_CAPPED
 _COMPLETED = Outcome.COMPLETED.code
 
 
@@ -247,8 +254,8 @@ def _mark_duplicates(records: Records, faults: NDArray[np.int8]) -> None:
 def _differs(records: Records, at: Ints, card: Card, batch: bool) -> NDArray[np.bool_]:
     """True where a charge is not what the card gives.
 
-    A completed request is charged each line exactly; one that ended otherwise may be charged less, never more: only
-    what was delivered is paid for.
+    A completed request is charged each line exactly, up to its reservation; one that ended otherwise may be charged
+    less, never more: only what was delivered is paid for.
     """
     prompt, cached = records.column("prompt_tokens")[at], records.column("cached_tokens")[at]
     output, gpu_us = records.column("output_tokens")[at], records.column("gpu_us")[at]
@@ -262,8 +269,8 @@ def _differs(records: Records, at: Ints, card: Card, batch: bool) -> NDArray[np.
         ]
     )
     charged = records.rows("charge_prompt_nanos", "charge_gpu_nanos")[:, at]
-    completed = records.column("outcome")[at] == _COMPLETED
-    return np.where(completed, (charged != due).any(axis=0), (charged > due).any(axis=0))
+    exact = (records.column("outcome")[at] == _COMPLETED) & ((records.column("flags")[at] & FLAG_CAPPED) == 0)
+    return np.where(exact, (charged != due).any(axis=0), (charged > due).any(axis=0))
 
 
 def _rounded(quantity: Ints, numerator: int, denominator: int) -> Ints:

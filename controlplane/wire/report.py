@@ -109,6 +109,8 @@ FLAG_OUTAGE = 8
 """Admitted from the tenant's outage slice: neither the control plane nor a lease was there."""
 FLAG_TOKENLESS = 16
 """The work is not made of tokens (tensors in, tensors out): its counts of 0 are none, not zero."""
+FLAG_CAPPED = 32
+"""The engine produced more than was reserved: the charge ends at the reservation, the platform bears the rest."""
 
 
 class SlotUsage(Struct, array_like=True, frozen=True):

@@ -11,7 +11,7 @@ from controlplane.agent.backends import openai as backend
 from controlplane.agent.backends.base import BackendRequest
 from controlplane.agent.backends.openai import OpenAIBackend
 from controlplane.core.reasons import Outcome
-from controlplane.wire.report import FLAG_ESTIMATED
+from controlplane.wire.report import FLAG_CAPPED, FLAG_ESTIMATED, Lease
 from tests.agent import upstreams as up
 from tests.agent import worlds
 from tests.agent.upstreams import Upstream
@@ -461,3 +461,24 @@ async def test_a_server_that_talks_on_behind_its_end_is_cut(make_agent, monkeypa
     assert answer.body.startswith(up.ROLE + up.word("a") + up.END)
     assert b'"code":"upstream_error"' in answer.body
     assert (row.outcome, row.output_tokens) == (FAILED, 1)
+
+
+async def test_an_engine_that_counts_beyond_the_limit_costs_the_tenant_its_reservation_at_most(make_agent):
+    """Two tokens were allowed and a million counted: the budget's lease is never overspent, the record says so."""
+    counted = b'{"choices":[{"message":{"content":"x"}}],"usage":{"prompt_tokens":3,"completion_tokens":1000000}}'
+    async with Upstream(answering(200, counted)) as server:
+        doc = worlds.document(tenants=[worlds.tenant_policy(hard_budget=True)])
+        agent = await make_agent(doc, backend=OpenAIBackend(server.url))
+        now_us = agent.engine.clock.now_us()
+        lease = Lease(5, 1, 10**9, now_us + 60_000_000)
+        agent.engine.leases.apply([lease], [], asked_us=now_us, now_us=now_us)
+        client = await WireClient.connect(agent.port)
+        answer = await client.ask(post(chat_body(max_tokens=2)))
+        await agent.until(lambda: not agent.engine.calls)
+    assert answer.json["usage"]["completion_tokens"] == 1_000_000
+    (row,) = agent.closed_rows()
+    (spend,) = agent.engine.leases.spends()
+    charged = row.charge_prompt_nanos + row.charge_cached_nanos + row.charge_output_nanos + row.charge_gpu_nanos
+    assert row.flags & FLAG_CAPPED and row.output_tokens == 1_000_000
+    assert 0 < charged == spend.spent_nanos < 10**9
+    agent.assert_nothing_held()

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controlplane.core.pricing import RateCard, charge, charge_upper_bound_nanos
+from controlplane.core.pricing import RateCard, capped, charge, charge_upper_bound_nanos
 
 CARD = RateCard(1_400_000_000, 260_000_000, 4_400_000_000)
 prices = st.integers(0, 10**10)
@@ -69,6 +69,17 @@ def test_the_bound_holds(card: RateCard, prompt: int, data: st.DataObject, most:
     lines = charge(card, prompt_tokens=prompt, cached_tokens=cached, output_tokens=out, gpu_us=gpu, batch=batch)
     # prompt and cached are two rounded lines under one bound: halves of both may add one nano
     assert lines.total_nanos <= charge_upper_bound_nanos(card, prompt, most, 1, gpu) + 1
+
+
+@given(cards, st.integers(0, 10**6), st.integers(0, 10**6), st.integers(0, 10**9), st.integers(0, 10**12))
+@settings(max_examples=200)
+def test_a_capped_charge_is_its_bound_and_no_line_grows(
+    card: RateCard, prompt: int, out: int, gpu: int, most: int
+) -> None:
+    lines = charge(card, prompt_tokens=prompt, cached_tokens=prompt // 2, output_tokens=out, gpu_us=gpu)
+    kept = capped(lines, most)
+    assert kept.total_nanos == min(lines.total_nanos, most) == sum(kept[:4])
+    assert all(0 <= after <= before for after, before in zip(kept, lines, strict=True))
 
 
 def test_nonsense_is_refused() -> None:

@@ -21,7 +21,7 @@ from controlplane.usage.partitions import ensure_day
 from controlplane.usage.records import Origin, UnreadableRows, as_rows, to_columns
 from controlplane.usage.rollup_keys import group_by, sum_groups
 from controlplane.usage.validation import Bounds, Card, ClassFacts, Fault, Known, Members, _rounded, find_faults
-from controlplane.wire.report import UsageRow
+from controlplane.wire.report import FLAG_CAPPED, UsageRow
 from tests.usage_rows import as_tuple
 
 NOW_US = time.time_ns() // 1000
@@ -68,7 +68,7 @@ def fault_of(one: UsageRow, **given) -> Fault:
         ({"gpu_us": 2**62}, Fault.ABSURD_NUMBER),
         ({"outcome": 45}, Fault.ABSURD_NUMBER),
         ({"flags": 31}, Fault.NONE),
-        ({"flags": 32}, Fault.ABSURD_NUMBER),
+        ({"flags": 64}, Fault.ABSURD_NUMBER),
         ({"status": 1_000}, Fault.ABSURD_NUMBER),
         ({"tenant_id": 3}, Fault.UNKNOWN_TENANT),
         ({"class_id": 9}, Fault.UNKNOWN_CLASS),
@@ -136,6 +136,12 @@ def test_charges_are_what_the_core_charges(
         more = msgspec.structs.replace(due, charge_output_nanos=lines.output_nanos + 1)
         broken = msgspec.structs.replace(due, outcome=Outcome.UPSTREAM_ERROR.code, charge_prompt_nanos=0)
         assert fault_of(more, cards={5: card}) is Fault.WRONG_CHARGE
+        capped = msgspec.structs.replace(
+            due, flags=due.flags | FLAG_CAPPED, charge_output_nanos=lines.output_nanos // 2
+        )
+        dearer = msgspec.structs.replace(more, flags=due.flags | FLAG_CAPPED)
+        assert fault_of(capped, cards={5: card}) is Fault.NONE, "the platform bears what is over a reservation"
+        assert fault_of(dearer, cards={5: card}) is Fault.WRONG_CHARGE
         assert fault_of(broken, cards={5: card}) is Fault.NONE, "only what was delivered is paid for"
 
 
