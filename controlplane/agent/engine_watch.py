@@ -26,7 +26,7 @@ WITHOUT_METRICS_EVERY_S: Final = 30.0
 """Between looks at a server that has no metrics page."""
 TIMEOUT_S: Final = 1.0
 STALE_S: Final = 6.0
-PAGE_BYTES_MAX: Final = 4 * 1024 * 1024
+PAGE_BYTES_MAX: Final = 1024 * 1024
 NO_SUCH_PATH: Final = frozenset({404, 405, 501})
 
 
