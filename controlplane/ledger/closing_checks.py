@@ -53,7 +53,7 @@ def checklist(period: str, *, now: datetime) -> Checklist:
     window = found.window
     return Checklist(
         (
-            _gaps(found), _unknown(found), _quarantine(window), _behind(window), *_attribution(window),
+            _gaps(found), _unknown(found), _quarantine(window), _behind(window), *_attribution(window, now),
             _unreconciled(found), _residual(found), _proposals(period),
         ),
         found,
@@ -115,10 +115,10 @@ WHERE NOT EXISTS (
 """
 
 
-def _attribution(window: Window) -> tuple[Check, Check]:
-    found = checks(window)
+def _attribution(window: Window, now: datetime) -> tuple[Check, Check]:
+    found, over = checks(window), max(window.start, min(window.end, now))
     with connection.cursor() as cursor:
-        cursor.execute(_MISSING_HOURS, {"since": window.start, "until": window.end})
+        cursor.execute(_MISSING_HOURS, {"since": window.start, "until": over})
         missing = int(cursor.fetchone()[0])
     unposted = missing + found.open_intervals
     title = "Unposted pool hours"
@@ -149,6 +149,8 @@ def _unreconciled(found: Reconciliation) -> Check:
 
 def _residual(found: Reconciliation) -> Check:
     left = _money(found.bridge.unexplained_nanos)
+    if not found.bridge.invoices:
+        return Check("bridge", "Bridge", UNKNOWN, "No invoice", "Without an invoice there is nothing to add up to.")
     if found.bridge.closes:
         return Check("bridge", "Bridge", OK, f"Residual {left}", "Every step adds up to the invoice.")
     return Check("bridge", "Bridge", BAD, f"Residual {left}", "No step names this amount. Report it.")

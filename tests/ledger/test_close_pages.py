@@ -32,6 +32,7 @@ def text_of(response, status=200):
 def test_the_bridge_without_an_invoice_says_so_and_shows_no_amount(fin):
     text = text_of(fin.get(BRIDGE))
     assert "No invoice of October 2026 is imported" in text and "No invoice line can match it" in text
+    assert "Bridge closes" not in text
     assert "Book a residual" not in text
 
 

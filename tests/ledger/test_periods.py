@@ -101,6 +101,17 @@ def test_open_checks_are_named_and_need_a_reason(fleet):
     assert done.version.reason.startswith("The gap is known")
 
 
+def test_a_running_month_owes_no_hour_that_has_not_begun(fleet):
+    SlotTenure.objects.update(ended_at=None)
+    states = {check.name: (check.state, check.word) for check in checklist(MONTH, now=HOUR + 3 * ONE_HOUR).checks}
+    assert states["unposted"] == ("risk", "2 hours")
+
+
+def test_a_month_without_an_invoice_has_no_bridge_that_closes(fleet):
+    states = {check.name: (check.state, check.word) for check in checklist("2026-10", now=NOW).checks}
+    assert states["bridge"] == states["unreconciled"] == ("unknown", "No invoice")
+
+
 @pytest.mark.parametrize("period", ["2026-12", "2027-03"])
 def test_a_month_that_has_not_ended_is_not_closed(fleet, period):
     with pytest.raises(ValidationError, match="has not ended in UTC"):
