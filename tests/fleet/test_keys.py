@@ -79,6 +79,13 @@ def test_only_an_admin_rotates_and_everybody_sees_how_far_it_is(agent, people):
     assert key_id(NEW) in seen and "Both keys are good" in seen
 
 
+def test_every_form_of_the_page_can_be_sent(agent, people):
+    page = people["admin"].get(reverse("agent", args=[agent.pk])).content.decode()
+    forms = [form.partition("</form>")[0] for form in page.split('<form method="post"')[1:]]
+    assert len(forms) >= 4
+    assert [form[:40] for form in forms if 'name="csrfmiddlewaretoken"' not in form] == []
+
+
 def test_rest_asks_and_tells(agent, people):
     url = f"/api/v1/agents/{agent.pk}/rotate-key/"
     assert people["oncall"].post(url, {"reason": "x"}, content_type="application/json").status_code == 403
