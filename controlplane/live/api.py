@@ -8,6 +8,7 @@ from uuid import UUID
 from django.http import Http404
 from django.utils import timezone
 from drf_spectacular.utils import OpenApiResponse, extend_schema
+from rest_framework.authentication import SessionAuthentication
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
@@ -15,6 +16,7 @@ from rest_framework.views import APIView
 from controlplane.contracts.models import Contract
 from controlplane.contracts.queries import visible_contracts
 from controlplane.core.period import from_us
+from controlplane.jobs.key_authentication import KeyAuthentication
 from controlplane.live import attention, contracts, deadlines, readings
 from controlplane.live.refusal_lookup import refused_minute
 from controlplane.live.request_story import as_json, visible_story
@@ -63,6 +65,7 @@ class SloStatus(APIView):
 class RequestExplanation(APIView):
     """One request: how it ended, or why it was refused; where no explanation was kept, what its minute counted."""
 
+    authentication_classes = (KeyAuthentication, SessionAuthentication)
     read_permission = "request.read"
 
     @extend_schema(

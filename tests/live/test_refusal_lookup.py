@@ -6,14 +6,17 @@ import uuid
 from datetime import timedelta
 
 import pytest
+from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
 from controlplane.agent.request_ids import new_request_id
+from controlplane.audit.actors import Actor
 from controlplane.core.admission import CHECK_REASONS
 from controlplane.core.period import to_us
 from controlplane.core.reasons import Reason
 from controlplane.live.check_labels import LABELS, readable
+from controlplane.tenants import key_actions
 from controlplane.usage.models import DecisionSample, RefusalMinute
 from tests import factories
 
@@ -111,6 +114,19 @@ def test_a_tenants_member_sees_its_own_counts_only(place, minute):
     assert "globex" not in text and "queue_full" not in text
     said = rest(member, request_id(minute)).json()
     assert [kind["tenant"] for kind in said["refusals"]] == ["acme"]
+
+
+def test_a_key_looks_its_own_tenants_requests_up(place, minute):
+    (own,) = refused(place, minute, place.acme, 9, explained=1)
+    (foreign,) = refused(place, minute, place.globex, 7, explained=1)
+    made = key_actions.create_key(
+        tenant_id=place.acme.pk, name="nightly", classes=[place.chat.slug], default_class=place.chat.slug,
+        actor=Actor(id=None, name="ada", role="admin"), now=timezone.now(),
+    )  # fmt: skip
+    client = Client(headers={"Authorization": f"Bearer {made.secret}"})
+    assert rest(client, own).json()["state"] == "refused"
+    assert rest(client, foreign).json().get("state") != "refused"
+    assert rest(Client(headers={"Authorization": "Bearer fb_nobody"}), own).status_code == 401
 
 
 def test_a_foreign_request_reads_like_an_id_that_never_was(place, minute):
