@@ -28,7 +28,12 @@ class ClassForm(SectionedForm):
     kind = forms.ChoiceField(
         label="Kind", choices=KINDS, initial="interactive", help_text="It never changes.", widget=forms.RadioSelect
     )
-    priority = whole("Priority", most=10_000, initial=100, help_text="For engines that schedule by it: a lower number is served earlier.")
+    priority = whole(
+        "Priority",
+        most=10_000,
+        initial=100,
+        help_text="For engines that schedule by it: a lower number is served earlier.",
+    )
     min_share = PercentField(
         label="Minimum share, %",
         initial=0,

@@ -159,4 +159,3 @@ def safe_rate_share(table: SafeRate, *, pool_slots: int, own_slots: int) -> floa
     if pool_slots <= 0 or own_slots <= 0:
         return 0.0
     return float(table.at(pool_slots) * own_slots / pool_slots)
-

@@ -103,7 +103,9 @@ class MatchedLine:
 
 @dataclass(frozen=True, slots=True)
 class Bridge:
-    """From the book to the invoice: book + price + quantity - unmatched book + unmatched invoice + categories, exchange."""
+    """From the book to the invoice: book + price + quantity - unmatched book + unmatched invoice + categories,
+    and the exchange difference.
+    """
 
     book_nanos: int
     invoice_nanos: int
