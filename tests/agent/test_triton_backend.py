@@ -12,7 +12,8 @@ from controlplane.core.reasons import Outcome
 from controlplane.wire.policy import Batching
 from controlplane.wire.report import FLAG_ESTIMATED, FLAG_TOKENLESS
 from tests.agent import worlds
-from tests.agent.test_one_shot import TENSOR, ask, infer
+from tests.agent.test_one_shot import ask
+from tests.agent.test_tensors import TENSOR, infer
 from tests.agent.triton_server import TritonServer, vector
 from tests.agent.wire_client import WireClient, chat_body
 from tests.agent.wire_client import post as post_chat
