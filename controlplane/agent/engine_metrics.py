@@ -76,15 +76,15 @@ def read_page(page: bytes, *, whole: bool = True) -> EngineReading:
     for name, labels, text in _SAMPLE.findall(page):
         engine = engine or ENGINES.get(name.partition(b":")[0], "")
         if not _OTHER_RANK.search(labels):
-            value = math.nan if name == cut_name else _number(text)
+            value = math.nan if name == cut_name else number_of(text)
             values.setdefault(NAMES[name], []).append(value)
     return EngineReading(
         engine=engine,
-        running=_count(values.get(RUNNING)),
-        waiting=_count(values.get(WAITING)),
+        running=count_of(values.get(RUNNING)),
+        waiting=count_of(values.get(WAITING)),
         kv_used=_share(values.get(KV_USED)),
-        prompt_tokens=_count(values.get(PROMPT)),
-        output_tokens=_count(values.get(OUTPUT)),
+        prompt_tokens=count_of(values.get(PROMPT)),
+        output_tokens=count_of(values.get(OUTPUT)),
         started_s=_instant(values.get(STARTED)),
     )
 
@@ -103,14 +103,15 @@ def _before_the_cut(page: bytes) -> tuple[bytes, bytes]:
     return lines + b"\n", cut
 
 
-def _number(text: bytes) -> float:
+def number_of(text: bytes | str) -> float:
+    """A value as it stands on a metrics page; NaN for what is none."""
     try:
         return float(text)
     except ValueError:
         return math.nan
 
 
-def _count(values: list[float] | None) -> int | None:
+def count_of(values: list[float] | None) -> int | None:
     """The sum over labels; unknown when one part of it is: -1, NaN, infinite, or a sentinel."""
     if not values or not all(0 <= value <= COUNT_MAX for value in values):
         return None

@@ -220,20 +220,10 @@ class EpochSpool:
         return cls(directory, epoch, state, segment, size, heard_us)
 
     def append(self, entry: Entry) -> None:
-        """Buffer an entry and count it in; what comes with every request is counted here, without another call."""
+        """Buffer an entry and count it in."""
         payload = encode(entry)
-        size, state = len(payload), self.state
-        if isinstance(entry, Opened):
-            state.opened[entry.row.request_id] = entry
-        elif isinstance(entry, Closed):
-            opened = state.opened.pop(entry.row.request_id, None)
-            if opened is not None and not opened.counted:
-                state.admitted += opened.marks
-            state.closed.append(entry)
-            if entry.item is not None:
-                state.responses_bytes += len(entry.item.response)
-        else:
-            state.take(entry, self._path, self._written + HEADER.size, size)
+        size = len(payload)
+        self.state.take(entry, self._path, self._written + HEADER.size, size)
         self._buffer += (header(payload, self._written), payload)
         self._written += HEADER.size + size
 

@@ -5,18 +5,8 @@ from datetime import timedelta
 from django import forms
 from django.core.exceptions import ValidationError
 
-from controlplane.audit.reasons import REASON_CHARS_MAX
+from controlplane.audit.forms import ReasonForm
 from controlplane.flex.actions import FREEZE_DEFAULT, FREEZE_MOST
-
-
-class ReasonForm(forms.Form):
-    reason = forms.CharField(
-        label="Reason",
-        help_text="Kept in the audit log with your name",
-        max_length=REASON_CHARS_MAX,
-        widget=forms.Textarea(attrs={"rows": 3}),
-        error_messages={"required": "Enter a reason."},
-    )
 
 
 class FreezeForm(ReasonForm):

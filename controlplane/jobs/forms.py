@@ -7,7 +7,7 @@ from typing import Any
 from django import forms
 from django.core.exceptions import ValidationError
 
-from controlplane.audit.reasons import REASON_CHARS_MAX
+from controlplane.audit.forms import ReasonForm
 from controlplane.contracts.models import WorkloadClass
 from controlplane.jobs.actions import NAME_MOST
 from controlplane.jobs.batch_lines import CONTENT
@@ -16,16 +16,6 @@ from controlplane.tenants.models import Tenant
 DEADLINE_HELP = (
     "A time and its zone (06:00 Europe/Berlin: the next one) or an instant with its offset (2026-12-01T06:00:00+01:00)"
 )
-
-
-class ReasonForm(forms.Form):
-    reason = forms.CharField(
-        label="Reason",
-        help_text="Kept in the audit log with your name",
-        max_length=REASON_CHARS_MAX,
-        widget=forms.Textarea(attrs={"rows": 3}),
-        error_messages={"required": "Enter a reason."},
-    )
 
 
 class ExtendForm(ReasonForm):

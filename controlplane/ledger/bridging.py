@@ -19,7 +19,6 @@ from django.db.models.functions import Coalesce
 from controlplane.core.money import NANOS_PER_UNIT, US_PER_HOUR, round_half_even
 from controlplane.core.period import Window, day_windows, load_zone
 from controlplane.core.reconcile import Bridge, CostLine, InvoiceCategory, MatchedLine, MatchKey, bridge
-from controlplane.fleet.models import Pool
 from controlplane.ledger.models import Invoice, InvoiceLine, PlannedExchangeRate, PoolSku
 
 STEP_TITLES = {
@@ -327,11 +326,3 @@ def lines_of_step(period: str, report: BridgeReport, step: str) -> list[InvoiceL
                 break
         return found
     return []
-
-
-def pools_without_sku() -> list[str]:
-    """Pools in use that no invoice line can match."""
-    named = PoolSku.objects.values("pool_id")
-    return list(
-        Pool.objects.filter(archived_at=None).exclude(pk__in=named).order_by("slug").values_list("slug", flat=True)
-    )

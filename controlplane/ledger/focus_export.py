@@ -14,7 +14,6 @@ from typing import Any
 from controlplane.core.period import Window, day_window, load_zone
 from controlplane.ledger.export_rows import ExportRow
 
-FOCUS_VERSION = "1.3"
 COLUMNS = (
     "BilledCost", "BillingAccountId", "BillingAccountName", "BillingAccountType", "BillingCurrency",
     "BillingPeriodEnd", "BillingPeriodStart", "ChargeCategory", "ChargeClass", "ChargeDescription", "ChargeFrequency",

@@ -1,7 +1,7 @@
 """Provider invoices: a file is taken whole, once, or refused with the numbers of its lines."""
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import date, datetime
 from decimal import Decimal
@@ -30,7 +30,6 @@ from controlplane.ledger.models import Invoice, InvoiceLine, InvoiceMapping
 from controlplane.tenants.models import Installation
 
 CHUNK_LINES = 2_000
-BLOCK_BYTES = 1 << 20
 NAME_MOST = 255
 REPEATED_IDS_MOST = 100
 
@@ -113,7 +112,8 @@ def import_invoice(
     """
     installation = Installation.objects.get(pk=1)
     window = parse_period(load_zone(installation.billing_zone), period)
-    digest = _digest(stream)
+    stream.seek(0)
+    digest = hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]
     if known := _known(digest, period):
         return Imported(known, repeated=True)
     row, columns = _mapping(mapping)
@@ -174,14 +174,6 @@ def _sums(lines: QuerySet[InvoiceLine], column: str) -> dict[str, Decimal]:
     return dict(lines.values_list(column).annotate(billed=Sum("billed")).order_by(column))
 
 
-def _digest(stream: BinaryIO) -> str:
-    digest = hashlib.sha256()
-    stream.seek(0)
-    while block := stream.read(BLOCK_BYTES):
-        digest.update(block)
-    return digest.hexdigest()
-
-
 def _known(digest: str, period: str) -> Invoice | None:
     return Invoice.objects.filter(file_sha256=digest, period=period, state=Invoice.State.CURRENT).first()
 
@@ -209,9 +201,9 @@ def column_map(row: InvoiceMapping) -> ColumnMap:
     )
 
 
-def _store(invoice: Invoice, rows: Iterable[InvoiceRow], window: Window, zone: str) -> _Seen:
+def _store(invoice: Invoice, rows: Iterator[InvoiceRow], window: Window, zone: str) -> _Seen:
     seen = _Seen()
-    for chunk in _chunks(rows):
+    while chunk := list(islice(rows, CHUNK_LINES)):
         lines = []
         for row in chunk:
             day = _day(row, zone)
@@ -219,12 +211,6 @@ def _store(invoice: Invoice, rows: Iterable[InvoiceRow], window: Window, zone: s
             lines.append(_line(invoice, row, day))
         InvoiceLine.objects.bulk_create(lines)
     return seen
-
-
-def _chunks(rows: Iterable[InvoiceRow]) -> Iterator[list[InvoiceRow]]:
-    left = iter(rows)
-    while chunk := list(islice(left, CHUNK_LINES)):
-        yield chunk
 
 
 def _day(row: InvoiceRow, zone: str) -> date:

@@ -5,7 +5,7 @@ Each closing keeps the bytes of its exports and its statements, so they are the 
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -247,15 +247,3 @@ def verify_exports(period: str) -> dict[str, bool]:
     """Whether the kept bytes of every closing still have the digest of the day they were made, by file name."""
     found = PeriodExport.objects.filter(version__period_id=period).order_by("version__version", "format")
     return {row.file_name: hashlib.sha256(bytes(row.content)).hexdigest() == row.sha256 for row in found}
-
-
-def corrections_of(version: PeriodVersion) -> Mapping[str, int]:
-    """What was posted in other months because of a closed one: nanos of moved amounts by event key."""
-    events = LedgerEvent.objects.filter(posted_at__gte=version.closed_at).exclude(period=version.period_id)
-    zone = Installation.objects.values_list("billing_zone", flat=True).get(pk=1)
-    window = month_window(version.period_id, zone)
-    mine = events.filter(interval_start__gte=window.start, interval_start__lt=window.end)
-    return {
-        event.key: sum(move.amount_nanos for move in event.transfers.all())
-        for event in mine.order_by("id").prefetch_related("transfers")
-    }

@@ -20,7 +20,6 @@ HOURS_MOST = 24 * 400
 SECONDS_MOST = 5_000_000
 DIGEST_BYTES = 16
 FILE_DIGEST_CHARS = 40
-BLOCK_BYTES = 1 << 20
 TIME_MOST = datetime.max.replace(tzinfo=EPOCH.tzinfo) - timedelta(days=366)
 
 _ROWS = """
@@ -141,12 +140,14 @@ def import_file(
     `start` is where a trace without dates begins. Each chunk is stored by itself, so a run that was stopped is
     completed by the next. Raises TraceError for an unknown format, OSError when the file cannot be read.
     """
-    digest = file_digest(path)
+    with path.open("rb") as content:
+        digest = hashlib.file_digest(content, "sha256").hexdigest()[:FILE_DIGEST_CHARS]
     with path.open(encoding="utf-8-sig", newline="") as file:
         name, rows = open_rows(file, format)
         summary = FileSummary(name, source)
         offset_us = (start - EPOCH) // timedelta(microseconds=1) if name in FROM_OWN_START else 0
-        for chunk in _chunks(_usable(rows, summary, digest, offset_us)):
+        usable = _usable(rows, summary, digest, offset_us)
+        while chunk := list(islice(usable, CHUNK_ROWS)):
             results = store(chunk, source=source, now=now)
             for row, result in zip(chunk, results, strict=True):
                 if result is Result.CONFLICT:
@@ -173,15 +174,6 @@ def store(rows: Sequence[ImportRow], *, source: str, now: datetime) -> list[Resu
         cursor.execute(_SAME, [*columns, source])
         same = [bool(equal) for (equal,) in cursor.fetchall()]
     return [_result(row, equal, fresh) for row, equal in zip(rows, same, strict=True)]
-
-
-def file_digest(path: Path) -> str:
-    """Digest of a file's bytes, as long as an identity has room for."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(BLOCK_BYTES):
-            digest.update(block)
-    return digest.hexdigest()[:FILE_DIGEST_CHARS]
 
 
 def _result(row: ImportRow, equal: bool, fresh: Counter[tuple[str, str, bytes]]) -> Result:
@@ -231,9 +223,3 @@ def _moved(request: TraceRequest, offset_us: int) -> TraceRequest:
         request.at_us + offset_us, request.prompt_tokens, request.output_tokens, request.cached_tokens, request.model,
         request.tenant, request.id,
     )  # fmt: skip
-
-
-def _chunks(rows: Iterable[ImportRow]) -> Iterator[list[ImportRow]]:
-    left = iter(rows)
-    while chunk := list(islice(left, CHUNK_ROWS)):
-        yield chunk

@@ -152,11 +152,6 @@ def aside_reasons(since: datetime) -> list[str]:
     return list(found.values_list("reason", flat=True).distinct()[:60])
 
 
-def aside_count(agent_id: int, since: datetime) -> int:
-    """How much of one agent was set aside since an instant."""
-    return Quarantine.objects.filter(agent_id=agent_id, at__gte=since).count()
-
-
 @dataclass(frozen=True)
 class Copies:
     """Attempts that came more than once since an instant, and how far the audit has come.

@@ -88,6 +88,17 @@ async def running_agent(*args, **kwargs):
         await process.end(orderly=True)
 
 
+@asynccontextmanager
+async def serving_agent(world, state_dir: Path):
+    """An agent of `world` beside a control plane of its own, with the policy as it is now: it takes requests."""
+    token = await in_database(world.token)()
+    async with control_plane() as url, running_agent(url, token, state_dir, "--sim-speed", "0") as process:
+        await until(lambda: process.control.epoch_now())
+        await in_database(push_policy)()
+        await until(lambda: process.engine.ready and process.engine.registry.keys)
+        yield process
+
+
 async def until(condition, within_s: float = 10.0):
     """Wait for something that is asked of the event loop or the database."""
     loop = asyncio.get_running_loop()

@@ -57,14 +57,7 @@ async def test_what_is_answered_to_the_end_is_on_disk(make_agent):
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.slow
 async def test_an_agent_outlives_a_full_disk_and_reports_everything_after_it(world, tmp_path):
-    token = await cp.in_database(world.token)()
-    async with (
-        cp.control_plane() as url,
-        cp.running_agent(url, token, tmp_path / "state", "--sim-speed", "0") as process,
-    ):
-        await cp.until(lambda: process.control.epoch_now())
-        await cp.in_database(cp.push_policy)()
-        await cp.until(lambda: process.engine.ready and process.engine.registry.keys)
+    async with cp.serving_agent(world, tmp_path / "state") as process:
         client = await WireClient.connect(process.port)
         for _ in range(3):
             assert (await client.ask(post(chat_body(), key=cp.SECRET))).status == 200

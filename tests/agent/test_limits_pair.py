@@ -34,14 +34,7 @@ async def answers(process, count: int) -> None:
 
 async def test_a_saved_table_of_safe_rates_is_in_force_when_it_was_pushed(world, tmp_path):
     await cp.in_database(save_rates)(world, {"6": 30.0})
-    token = await cp.in_database(world.token)()
-    async with (
-        cp.control_plane() as url,
-        cp.running_agent(url, token, tmp_path / "state", "--sim-speed", "0") as process,
-    ):
-        await cp.until(lambda: process.control.epoch_now())
-        await cp.in_database(cp.push_policy)()
-        await cp.until(lambda: process.engine.ready)
+    async with cp.serving_agent(world, tmp_path / "state") as process:
         await cp.until(lambda: class_rate(process) == 30.0)
         await cp.in_database(save_rates)(world, {"6": 6.0})
         await asyncio.sleep(1.1)
@@ -57,14 +50,8 @@ async def test_over_the_tested_rate_a_request_is_told_when_there_is_a_token(worl
     world.key.live_number += 1
     await cp.in_database(world.key.save)()
     await cp.in_database(save_rates)(world, {"6": 2.0})
-    token = await cp.in_database(world.token)()
-    async with (
-        cp.control_plane() as url,
-        cp.running_agent(url, token, tmp_path / "state", "--sim-speed", "0") as process,
-    ):
-        await cp.until(lambda: process.control.epoch_now())
-        await cp.in_database(cp.push_policy)()
-        await cp.until(lambda: process.engine.ready and class_rate(process) == 2.0)
+    async with cp.serving_agent(world, tmp_path / "state") as process:
+        await cp.until(lambda: class_rate(process) == 2.0)
         refused = []
         async with openai.AsyncOpenAI(
             api_key=cp.SECRET, base_url=f"http://127.0.0.1:{process.port}/v1", max_retries=0, timeout=20

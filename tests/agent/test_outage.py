@@ -191,13 +191,6 @@ class TestWithTheControlPlane:
         await cp.in_database(cp.hard_budget)(world.tenant, 10_000_000_000)
         world.tenant.max_concurrency = 64
         await cp.in_database(world.tenant.save)()
-        token = await cp.in_database(world.token)()
-        async with (
-            cp.control_plane() as url,
-            cp.running_agent(url, token, tmp_path / "state", "--sim-speed", "0") as process,
-        ):
-            await cp.until(lambda: process.control.epoch_now())
-            await cp.in_database(cp.push_policy)()
-            await cp.until(lambda: process.engine.ready)
+        async with cp.serving_agent(world, tmp_path / "state") as process:
             assert await self.clients(process, 40) == ["ok"] * 40
             assert await cp.in_database(self.invariant)()

@@ -34,14 +34,7 @@ async def refused_ids(process) -> list[str]:
 
 
 async def test_every_refusal_can_be_asked_about(world, tmp_path):
-    token = await cp.in_database(world.token)()
-    async with (
-        cp.control_plane() as url,
-        cp.running_agent(url, token, tmp_path / "state", "--sim-speed", "0") as process,
-    ):
-        await cp.until(lambda: process.control.epoch_now())
-        await cp.in_database(cp.push_policy)()
-        await cp.until(lambda: process.engine.ready)
+    async with cp.serving_agent(world, tmp_path / "state") as process:
         ids = await refused_ids(process)
     assert len(set(ids)) == REFUSED
     await cp.in_database(look)(world, ids)

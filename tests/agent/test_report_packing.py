@@ -115,14 +115,7 @@ async def test_a_report_that_is_unreadable_in_json_too_is_refused(monkeypatch):
 @pytest.mark.slow
 async def test_packed_reports_are_counted_like_others(world, tmp_path, monkeypatch):
     monkeypatch.setattr("controlplane.agent.client.PACK_FROM_BYTES", 1)
-    token = await cp.in_database(world.token)()
-    async with (
-        cp.control_plane() as url,
-        cp.running_agent(url, token, tmp_path / "state", "--sim-speed", "0") as process,
-    ):
-        await cp.until(lambda: process.control.epoch_now())
-        await cp.in_database(cp.push_policy)()
-        await cp.until(lambda: process.engine.ready and process.engine.registry.keys)
+    async with cp.serving_agent(world, tmp_path / "state") as process:
         client = await WireClient.connect(process.port)
         for _ in range(20):
             assert (await client.ask(post(chat_body(), key=cp.SECRET))).status == 200

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -23,6 +22,7 @@ from controlplane.jobs.item_queries import items_page
 from controlplane.jobs.models import Batch, Item, ItemBody, Job, StoredFile
 from tests.jobs.batches import empty_items, jsonl, line, running, submit
 from tests.jobs.settling import run_all
+from tests.threads import at_once
 from tests.world import build_world
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -63,17 +63,7 @@ def test_two_workers_at_one_batch_import_every_line_once(world, monkeypatch):
     monkeypatch.setattr(batch_import, "CHUNK_LINES", 20)
     batch = submit(world.tenant, 400)
 
-    def work():
-        try:
-            batch_import.import_batch(batch.pk, timezone.now())
-        finally:
-            connection.close()
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    at_once([lambda: batch_import.import_batch(batch.pk, timezone.now())] * 4)
     batch.refresh_from_db()
     assert (batch.state, Item.objects.count(), ItemBody.objects.count()) == ("in_progress", 400, 400)
 

@@ -1,10 +1,8 @@
 """Attribution from rows to lines and book: worked numbers, conservation, idempotence."""
 
-import threading
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from django.db import connection
 from django.db.models import Sum
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -16,6 +14,7 @@ from controlplane.ledger.posting import balances, fleet_account, owner_account, 
 from controlplane.tenants.models import Installation, Tenant
 from controlplane.usage.models import SlotMinute, SlotUsageMinute
 from tests.ledger.fleet_rows import HOUR, MINUTE_US, ONE_HOUR, add_rate, make_fleet, worked_example
+from tests.threads import at_once
 
 pytestmark = pytest.mark.django_db
 LATER = HOUR + timedelta(hours=5)
@@ -461,21 +460,7 @@ def test_lines_add_up_to_the_cost_whatever_the_rows(db, rows, seen, idle, lend, 
 @pytest.mark.django_db(transaction=True)
 def test_two_runs_at_once_post_once():
     fleet = worked_example()
-    barrier = threading.Barrier(4)
-    changed: list[bool] = []
-
-    def work() -> None:
-        try:
-            barrier.wait(10)
-            changed.append(run(fleet)[0].changed)
-        finally:
-            connection.close()
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
+    changed = at_once([lambda: run(fleet)[0].changed] * 4, within_s=30)
     assert sorted(changed) == [False, False, False, True]
     assert LedgerEvent.objects.count() == 1
     assert balances()["fleet:chat-70b"] == -20_000_000_000

@@ -2,13 +2,11 @@
 
 import io
 import json
-import threading
 from datetime import date, timedelta
 from decimal import Decimal
 
 import pytest
 from django.core.management import CommandError, call_command
-from django.db import connection
 
 from controlplane.audit.actors import Actor
 from controlplane.audit.models import AuditEntry
@@ -16,6 +14,7 @@ from controlplane.ledger.invoice_columns import UnknownColumns
 from controlplane.ledger.invoice_reading import FileRefused
 from controlplane.ledger.invoices import ExchangeRate, LinesRefused, import_invoice, totals, withdraw_invoice
 from controlplane.ledger.models import Invoice, InvoiceLine, InvoiceMapping
+from tests.threads import at_once
 
 FIN = Actor(id=None, name="fin", role="finance")
 FOCUS_HEADER = "BilledCost,EffectiveCost,BillingCurrency,ChargeCategory,ServiceName,ChargePeriodStart,SkuId,Id"
@@ -69,20 +68,7 @@ def test_the_same_file_counts_once_for_a_period(installation, now):
 
 @pytest.mark.django_db(transaction=True)
 def test_one_of_many_who_import_the_same_file_at_once(installation, now):
-    done, barrier = [], threading.Barrier(4)
-
-    def work():
-        try:
-            barrier.wait(5)
-            done.append(take(FOCUS, now))
-        finally:
-            connection.close()
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(20)
+    done = at_once([lambda: take(FOCUS, now)] * 4, within_s=20)
     assert len(done) == 4 and len({one.invoice.pk for one in done}) == 1
     assert Invoice.objects.count() == 1 and InvoiceLine.objects.count() == 5
 

@@ -25,6 +25,7 @@ from tests import factories
 from tests.ledger.fleet_rows import HOUR, ONE_HOUR, worked_example
 from tests.ledger.test_bridge import HEADER
 from tests.ledger.test_pages import roll_up
+from tests.threads import at_once
 
 FIN = Actor(id=None, name="fin", role="finance")
 BOSS = Actor(id=None, name="boss", role="finance")
@@ -131,20 +132,7 @@ def test_closing_again_changes_nothing(fleet):
 @pytest.mark.django_db(transaction=True)
 def test_one_of_many_who_close_at_once(tmp_path):
     november(tmp_path)
-    done, barrier = [], threading.Barrier(4)
-
-    def work():
-        try:
-            barrier.wait(5)
-            done.append(close(reason="together"))
-        finally:
-            connection.close()
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    done = at_once([lambda: close(reason="together")] * 4)
     assert sorted(one.repeated for one in done) == [False, True, True, True]
     assert PeriodVersion.objects.count() == 1 and PeriodExport.objects.count() == 4
 

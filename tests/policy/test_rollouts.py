@@ -1,12 +1,11 @@
 """From push to acknowledgement, on real rows and real brokers."""
 
-import threading
 from datetime import timedelta
 
 import msgspec
 import pytest
 from django.core.exceptions import ValidationError
-from django.db import connection, connections
+from django.db import connection
 from django.utils import timezone
 
 from controlplane.audit.actors import Actor
@@ -23,6 +22,7 @@ from controlplane.wire.policy import PolicyDocument, SignedPolicy, nudge_message
 from controlplane.wire.signing import digest_hex, from_text, verify
 from tests import factories
 from tests.policy.conftest import Listeners, make_fleet, read_nudge, wait_for
+from tests.threads import at_once
 
 
 def acks(revision: int, agents, now, *, refused: int | None = None, reason: str = "") -> None:
@@ -341,7 +341,7 @@ class TestTwoAtOnce:
         make_fleet(2)
         now = timezone.now()
         revision = push(actor=actor, reason="x", now=now)
-        in_threads(8, lambda: rollouts.run(revision.rollout.pk, now))
+        at_once([lambda: rollouts.run(revision.rollout.pk, now)] * 8, within_s=30)
         row = revision.bundles.get()
         assert SigningKey.objects.filter(use="policy").count() == 1
         assert row.kid == SigningKey.objects.get(use="policy").kid
@@ -349,7 +349,7 @@ class TestTwoAtOnce:
 
     def test_pushes_at_once_get_growing_numbers_and_one_stays_open(self, actor, no_broker):
         make_fleet(2)
-        in_threads(6, lambda: push(actor=actor, reason="x", now=timezone.now()))
+        at_once([lambda: push(actor=actor, reason="x", now=timezone.now())] * 6, within_s=30)
         revisions = list(Revision.objects.order_by("number"))
         assert len(revisions) == 6
         assert Rollout.objects.exclude(state="superseded").get().revision == revisions[-1]
@@ -365,7 +365,7 @@ class TestTwoAtOnce:
         bad = push(actor=actor, reason="y", now=now, waves=(25, 100))
         rollouts.run(bad.rollout.pk, now)
         acks(0, fleet.agents[:1], now, refused=bad.number, reason="no")
-        in_threads(4, lambda: rollouts.sweep(now))
+        at_once([lambda: rollouts.sweep(now)] * 4, within_s=30)
         assert Revision.objects.filter(number__gt=bad.number).count() == 1
 
 
@@ -391,22 +391,3 @@ def test_private_keys_are_files_of_their_owner_and_uses_have_their_own(fleet, ac
     assert {file.stat().st_mode & 0o777 for file in files} == {0o600}
     assert signing_keys.stat().st_mode & 0o777 == 0o700
     assert len({bytes(row.public_key) for row in SigningKey.objects.all()}) == 3
-
-
-def in_threads(count: int, work) -> None:
-    errors: list[Exception] = []
-
-    def run() -> None:
-        try:
-            work()
-        except Exception as error:
-            errors.append(error)
-        finally:
-            connections.close_all()
-
-    threads = [threading.Thread(target=run) for _ in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    assert errors == []

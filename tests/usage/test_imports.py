@@ -1,16 +1,16 @@
 """Usage from elsewhere: exact sums, bad lines by number, each row once, whatever is run again or at once."""
 
 import json
-import threading
 from datetime import UTC, datetime
+from functools import partial
 
 import pytest
 from django.core.management import CommandError, call_command
-from django.db import connection
 
 from controlplane.lab.traces import TraceError, TraceRequest
 from controlplane.usage.imports import ImportRow, Result, import_file, store
 from controlplane.usage.models import ImportedUsage, UsageRecord
+from tests.threads import at_once
 
 AZURE = (
     "TIMESTAMP,ContextTokens,GeneratedTokens\r\n"
@@ -128,20 +128,9 @@ def test_rows_of_one_batch_with_one_identity_count_once(installation, now):
 @pytest.mark.django_db(transaction=True)
 def test_two_imports_at_once_store_each_row_once(installation, now):
     rows = [ImportRow(f"r{n}", TraceRequest(n, 1, 1)) for n in range(2_000)]
-    results, barrier = [], threading.Barrier(3)
-
-    def work(order):
-        try:
-            barrier.wait(5)
-            results.extend(store(order, source="s", now=now))
-        finally:
-            connection.close()
-
-    threads = [threading.Thread(target=work, args=(order,)) for order in (rows, rows[::-1], rows[500:] + rows[:500])]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
+    orders = (rows, rows[::-1], rows[500:] + rows[:500])
+    works = [partial(store, order, source="s", now=now) for order in orders]
+    results = [result for answer in at_once(works, within_s=30) for result in answer]
     assert results.count(Result.STORED) == 2_000 == ImportedUsage.objects.count()
     assert results.count(Result.DUPLICATE) == 4_000
 

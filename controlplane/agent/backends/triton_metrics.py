@@ -7,13 +7,12 @@ a page that is cut off the family at the cut is unknown, because the rest of it 
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from controlplane.agent.engine_metrics import COUNT_MAX
+from controlplane.agent.engine_metrics import count_of, number_of
 from controlplane.core.counter_resets import increase
 
 PENDING: Final = "nv_inference_pending_request_count"
@@ -47,8 +46,8 @@ def read_triton_page(page: bytes, model: str, *, whole: bool = True) -> TritonRe
     for line in lines:
         match = _LINE.fullmatch(line.rstrip("\r"))
         if match is not None and match[1] in FAMILIES and _is_of(match[2] or "", model):
-            values.setdefault(match[1], []).append(_number(match[3]))
-    counts = {name: None if name in unsure else _count(values.get(name)) for name in FAMILIES}
+            values.setdefault(match[1], []).append(number_of(match[3]))
+    counts = {name: None if name in unsure else count_of(values.get(name)) for name in FAMILIES}
     return TritonReading("\nnv_" in "\n" + text, counts[PENDING], counts[INFERENCES], counts[EXECUTIONS])
 
 
@@ -67,19 +66,6 @@ def _is_of(labels: str, model: str) -> bool:
         return True
     found = _MODEL.search(labels)
     return found is not None and re.sub(r"\\(.)", r"\1", found[1]) == model
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
-
-
-def _count(values: list[float] | None) -> int | None:
-    if not values or not all(0 <= value <= COUNT_MAX for value in values):
-        return None
-    return int(sum(values))
 
 
 class TritonTotals:
