@@ -128,6 +128,34 @@ def test_an_old_python3_looks_for_newer_ones(bootstrap, tmp_path, monkeypatch):
         bootstrap.choose_python()
 
 
+def build(path, seconds: str, headers: str = "True") -> str:
+    """A program that answers the probe as a Python does."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return script(path, f"echo {seconds}; echo {headers}")
+
+
+@pytest.mark.parametrize(
+    ("answers", "taken"),
+    [
+        ([("0.0080",)], "fast"),
+        ([("0.0090",)], "own"),  # a measurement's spread is no reason
+        ([("0.0080", "False")], "own"),  # agents could not be compiled with it
+        ([("oops",)], "own"),
+    ],
+)
+def test_a_much_faster_build_of_the_same_version_is_taken(bootstrap, tmp_path, monkeypatch, answers, taken):
+    own = build(tmp_path / "own/python3.11", "0.0100")
+    fast = build(tmp_path / "fast/python3.11", *answers[0])
+    monkeypatch.setenv("PATH", f"{tmp_path}/own{os.pathsep}{tmp_path}/fast")
+    monkeypatch.setattr(bootstrap, "SYSTEM_FOLDERS", ())
+    assert bootstrap.fastest_build(own, "3.11") == {"own": own, "fast": fast}[taken]
+
+
+def test_the_probe_measures_this_python(bootstrap):
+    seconds, _ = bootstrap.probed(sys.executable)
+    assert 0 < seconds < 10
+
+
 def test_finds_a_rabbitmq_only_where_one_answers(bootstrap, monkeypatch, capsys):
     with socket.create_server(("127.0.0.1", 0)) as server:
         url = f"amqp://guest:guest@127.0.0.1:{server.getsockname()[1]}"
