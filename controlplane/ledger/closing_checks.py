@@ -1,7 +1,7 @@
 """What has to be in order before a month is closed; what is not needs a written reason."""
 
 from dataclasses import asdict, dataclass
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from django.db import connection
@@ -12,8 +12,11 @@ from controlplane.ledger.models import Proposal
 from controlplane.ledger.pages import cents_text
 from controlplane.ledger.queries import checks
 from controlplane.ledger.reconciliation import Reconciliation, reconcile
-from controlplane.usage.models import Quarantine, RollupDelta
+from controlplane.usage.duplicates import HOUR
+from controlplane.usage.models import AuditedHour, DuplicateRecord, Quarantine, RollupDelta, UsageRecord
 
+AUDITED_BY = timedelta(minutes=15)
+"""After its end an hour was looked through for copies by then."""
 OK, RISK, BAD, UNKNOWN = "ok", "risk", "bad", "unknown"
 
 
@@ -53,7 +56,7 @@ def checklist(period: str, *, now: datetime) -> Checklist:
     window = found.window
     return Checklist(
         (
-            _gaps(found), _unknown(found), _quarantine(window), _behind(window), *_attribution(window, now),
+            _gaps(found), _unknown(found), _quarantine(window), _copies(window, now), _behind(window), *_attribution(window, now),
             _unreconciled(found), _residual(found), _proposals(period),
         ),
         found,
@@ -89,6 +92,30 @@ def _quarantine(window: Window) -> Check:
     if not count and not rows.exists():
         return Check("quarantine", "Quarantine", OK, "0", "Nothing is set aside.")
     return Check("quarantine", "Quarantine", RISK, _many(count, "record"), "Set aside and in no total. Decide on them.")
+
+
+_COPIED = ("charge_prompt_nanos", "charge_cached_nanos", "charge_output_nanos", "charge_gpu_nanos")
+
+
+def _copies(window: Window, now: datetime) -> Check:
+    title = "Counted twice"
+    found = DuplicateRecord.objects.filter(ended_at__gte=window.start, ended_at__lt=window.end)
+    count, nanos = found.count(), sum(sum(row) for row in found.values_list(*_COPIED))
+    if count:
+        text = f"Their copies are charged too: {_money(nanos)} too much. Stop the second reporter, book the correction."
+        return Check("duplicates", title, RISK, _many(count, "attempt"), text)
+    if _not_looked_through(window, now):
+        text = "Hours of records were not looked through for copies yet: look at the worker first."
+        return Check("duplicates", title, UNKNOWN, "Not known yet", text)
+    return Check("duplicates", title, OK, "0", "No attempt stands in the records more than once.")
+
+
+def _not_looked_through(window: Window, now: datetime) -> bool:
+    """Whether records came that the audit for copies should have reached: those of the month arrive until an hour after."""
+    last = AuditedHour.objects.order_by("-hour").values_list("hour", flat=True).first()
+    since = max(window.start, last + HOUR) if last is not None else window.start
+    until = min(window.end + HOUR, (now - AUDITED_BY).astimezone(UTC).replace(minute=0, second=0, microsecond=0))
+    return UsageRecord.objects.filter(received_at__gte=since, received_at__lt=until).exists()
 
 
 def _behind(window: Window) -> Check:

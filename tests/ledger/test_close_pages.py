@@ -76,6 +76,15 @@ def test_two_people_book_a_residual_on_the_pages(fin, fleet):
     assert "Posted" in text_of(fin.get(BRIDGE))
 
 
+def test_a_running_month_offers_no_button_to_close_it(fin):
+    this = f"{timezone.now():%Y-%m}"
+    text = text_of(fin.get(f"/finance/periods/{this}/"))
+    assert "it can be closed from then on" in text and "Close period" not in text
+    text = text_of(fin.post(f"/finance/periods/{this}/", {"reason": "early"}), 400)
+    assert "has not ended" in text and not Period.objects.filter(state="closed").exists()
+    assert "Close period October 2026" in text_of(fin.get("/finance/periods/2026-10/"))
+
+
 def test_a_period_is_closed_and_reopened_on_its_page(fin):
     text = text_of(fin.get("/finance/periods/2026-10/"))
     assert "closing needs a reason" in text and "Never" not in text and "was never closed" in text

@@ -2,6 +2,7 @@
 
 import json
 import threading
+import uuid
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -20,10 +21,12 @@ from controlplane.ledger.models import LedgerEvent, Period, PeriodExport, Period
 from controlplane.ledger.periods import close_period, post_charges, reopen_period, settle_closed, verify_exports
 from controlplane.ledger.posting import PostingLine, balances, fleet_account, owner_account, post, trial_balance
 from controlplane.ledger.reconciliation import month_window
-from controlplane.usage.models import Quarantine, RollupDelta, SlotMinute
+from controlplane.usage.models import AuditedHour, DuplicateRecord, Quarantine, RollupDelta, SlotMinute
+from controlplane.usage.partitions import create_days
 from tests import factories
 from tests.ledger.fleet_rows import HOUR, ONE_HOUR, worked_example
 from tests.ledger.test_bridge import HEADER
+from tests.ledger.test_hour_requests import record
 from tests.ledger.test_pages import roll_up
 from tests.threads import at_once
 
@@ -68,7 +71,19 @@ def test_a_month_in_order_closes_without_a_reason(fleet):
     match(fleet.pool)
     found = checklist(MONTH, now=NOW)
     assert {check.name: check.state for check in found.checks} == dict.fromkeys(
-        ["gaps", "meters", "quarantine", "behind", "unposted", "unpriced", "unreconciled", "bridge", "proposals"], "ok"
+        [
+            "gaps",
+            "meters",
+            "quarantine",
+            "duplicates",
+            "behind",
+            "unposted",
+            "unpriced",
+            "unreconciled",
+            "bridge",
+            "proposals",
+        ],
+        "ok",
     )
     done = close()
     assert not done.repeated and done.version.version == 1 and done.version.reason == ""
@@ -100,6 +115,39 @@ def test_open_checks_are_named_and_need_a_reason(fleet):
     assert not Period.objects.exists() and not LedgerEvent.objects.filter(kind="charges").exists()
     done = close(reason="The gap is known; its slot was repaired.")
     assert done.version.reason.startswith("The gap is known")
+
+
+def copied(ended_at, nanos):
+    return DuplicateRecord.objects.create(
+        request_id=uuid.uuid4(), attempt=1, hour=HOUR, found_at=NOW, copies=2, agent_ids=[1, 2], same_content=True,
+        first_received_at=ended_at, ended_at=ended_at, pool_id=1, tenant_id=1, class_id=1, model_id=1, rate_version=1,
+        outcome=1, prompt_tokens=1, cached_tokens=0, output_tokens=1, gpu_us=1, charge_prompt_nanos=nanos,
+        charge_cached_nanos=0, charge_output_nanos=nanos, charge_gpu_nanos=0,
+    )  # fmt: skip
+
+
+def duplicates_check(now=NOW):
+    return next(check for check in checklist(MONTH, now=now).checks if check.name == "duplicates")
+
+
+def test_what_was_counted_twice_is_in_the_checklist_of_its_month(fleet):
+    copied(HOUR, 2_500_000_000)
+    copied(datetime(2026, 10, 31, 12, tzinfo=UTC), 10**9)
+    found = duplicates_check()
+    assert (found.state, found.word) == ("risk", "1 attempt") and "5.00 too much" in found.text
+    with pytest.raises(ValidationError, match="counted twice"):
+        close()
+
+
+def test_copies_that_nobody_looked_for_are_unknown(fleet):
+    last = datetime(2026, 11, 30, 23, tzinfo=UTC)
+    with connection.cursor() as cursor:
+        create_days(cursor, [last.date()])
+    record(fleet, 1, "a", at=last + timedelta(minutes=5))
+    assert duplicates_check(last + timedelta(minutes=70)).state == "ok", "the audit of this hour is still under way"
+    assert duplicates_check().state == "unknown"
+    AuditedHour.objects.create(hour=last, records=1, duplicates=0, audited_at=NOW)
+    assert duplicates_check().state == "ok"
 
 
 def test_a_running_month_owes_no_hour_that_has_not_begun(fleet):
