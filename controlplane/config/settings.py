@@ -5,7 +5,7 @@ from pathlib import Path
 
 import environ
 
-from controlplane.web import csp
+from controlplane.web import csp, outbound
 
 BASE_DIR = Path(__file__).resolve().parent.parent.parent
 env = environ.Env()
@@ -67,6 +67,7 @@ INSTALLED_APPS = [
     "controlplane.audit",
     "controlplane.web",
     "controlplane.tenants",
+    "controlplane.alerts",
     "controlplane.fleet",
     "controlplane.usage",
     "controlplane.ledger",
@@ -187,6 +188,7 @@ CELERY_BEAT_SCHEDULE = {
     "audit-duplicates": {"task": "usage.audit_duplicates", "schedule": 600.0},
     "retire-records": {"task": "usage.retire_records", "schedule": 3_600.0},
     "attribute-open-hours": {"task": "ledger.attribute_open", "schedule": 60.0},
+    "post-charges": {"task": "ledger.post_charges", "schedule": 300.0},
     "settle-closed-months": {"task": "ledger.settle_closed", "schedule": 600.0},
     "fold-balances": {"task": "ledger.fold_balances", "schedule": 60.0},
     "sweep-exports": {"task": "ledger.sweep_exports", "schedule": 60.0},
@@ -194,6 +196,7 @@ CELERY_BEAT_SCHEDULE = {
     "sweep-leases": {"task": "budgets.sweep", "schedule": 30.0},
     "sweep-jobs": {"task": "jobs.sweep", "schedule": 5.0},
     "keep-job-files": {"task": "jobs.retention", "schedule": 3_600.0},
+    "send-alerts": {"task": "alerts.send", "schedule": 5.0},
     "measure-batch-slots": {"task": "jobs.measure_efficiency", "schedule": 300.0},
 }
 
@@ -217,6 +220,15 @@ AGENT_BROKER_URL = env.str("FLEXBAND_AGENT_BROKER_URL", default="")
 OUTAGE_SLICE_PERCENT = env.int("FLEXBAND_OUTAGE_SLICE_PERCENT", default=5)
 # Whether an enrolled agent waits for an admin's approval before it may say hello.
 AGENT_APPROVAL = env.bool("FLEXBAND_AGENT_APPROVAL", default=False)
+
+# Where people reach this installation, for links in messages; empty: messages carry paths only.
+PUBLIC_URL = env.str("FLEXBAND_PUBLIC_URL", default="").rstrip("/")
+# Ranges that webhooks may reach although they are not public, such as 10.20.0.0/16.
+OUTBOUND_ALLOW = outbound.networks(env.list("FLEXBAND_OUTBOUND_ALLOW", default=[]))
+# smtp://, smtp+tls:// (STARTTLS) or smtp+ssl://user:password@host:port; empty: e-mails are not sent and say so.
+EMAIL_IS_SET = bool(env.str("FLEXBAND_SMTP_URL", default=""))
+vars().update(env.email_url("FLEXBAND_SMTP_URL", default="smtp://localhost:25"))
+DEFAULT_FROM_EMAIL = env.str("FLEXBAND_MAIL_FROM", default="flexband@localhost")
 
 AUTH_USER_MODEL = "auth.User"
 PASSWORD_HASHERS = [

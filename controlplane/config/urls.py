@@ -4,7 +4,10 @@ from importlib.util import find_spec
 
 from django.urls import include, path
 
-APPS = ("audit", "web", "tenants", "fleet", "contracts", "budgets", "jobs", "usage", "ledger", "policy", "flex", "live")
+APPS = (
+    "audit", "web", "tenants", "alerts", "fleet", "contracts", "budgets", "jobs", "usage", "ledger", "policy", "flex",
+    "live",
+)  # fmt: skip
 
 
 def _brought(*files: str) -> list[str]:
