@@ -56,7 +56,8 @@ def checklist(period: str, *, now: datetime) -> Checklist:
     window = found.window
     return Checklist(
         (
-            _gaps(found), _unknown(found), _quarantine(window), _copies(window, now), _behind(window), *_attribution(window, now),
+            _gaps(found), _unknown(found), _quarantine(window), _copies(window, now), _behind(window),
+            *_attribution(window, now),
             _unreconciled(found), _residual(found), _proposals(period),
         ),
         found,
@@ -111,7 +112,7 @@ def _copies(window: Window, now: datetime) -> Check:
 
 
 def _not_looked_through(window: Window, now: datetime) -> bool:
-    """Whether records came that the audit for copies should have reached: those of the month arrive until an hour after."""
+    """Whether records came that the audit should have reached; those of the month arrive until an hour after it."""
     last = AuditedHour.objects.order_by("-hour").values_list("hour", flat=True).first()
     since = max(window.start, last + HOUR) if last is not None else window.start
     until = min(window.end + HOUR, (now - AUDITED_BY).astimezone(UTC).replace(minute=0, second=0, microsecond=0))

@@ -13,6 +13,7 @@ from django.db import connection
 
 from controlplane.core.money import US_PER_HOUR
 from controlplane.core.period import Window, day_windows, load_zone
+from controlplane.ledger.charging import billed_elsewhere
 from controlplane.ledger.queries import charges
 from controlplane.tenants.models import Tenant
 from controlplane.web.exports import decimal_of_nanos
@@ -62,7 +63,7 @@ WITH moved AS (
     FROM ledger_transfer t JOIN ledger_ledgerevent e ON e.id = t.event_id WHERE t.period = %(period)s
 )
 SELECT CASE WHEN m.kind = 'attribution' THEN (m.interval_start AT TIME ZONE %(zone)s)::date END AS day, m.kind,
-       CASE WHEN m.kind = 'attribution' THEN '' ELSE split_part(m.source, ':', 2) END AS concerns,
+       CASE WHEN m.kind = 'attribution' THEN '' ELSE left(split_part(m.source, ':', 2), 7) END AS concerns,
        owner.tenant_slug, owner.class_slug, other.pool_slug, owner.line, owner.kind AS owner_kind,
        sum(m.nanos)::bigint AS nanos
 FROM moved m JOIN ledger_account owner ON owner.id = m.owner_id JOIN ledger_account other ON other.id = m.other_id
@@ -78,8 +79,8 @@ class _Names:
     centres: dict[str, str]
 
 
-def export_rows(period: str, window: Window, zone: str, currency: str) -> Iterator[ExportRow]:
-    """Cost rows by day, then what is billed; deterministic order."""
+def export_rows(period: str, window: Window, zone: str, currency: str, *, closing: bool = False) -> Iterator[ExportRow]:
+    """Cost rows by day, then what is billed; deterministic order. At a `closing` all that is billed is in the book."""
     tenants = list(Tenant.objects.values_list("slug", "name", "cost_centre"))
     names = _Names({slug: name for slug, name, _ in tenants}, {slug: centre for slug, _, centre in tenants})
     hours = _slot_hours(window, zone)
@@ -103,13 +104,16 @@ def export_rows(period: str, window: Window, zone: str, currency: str) -> Iterat
         yield _row(
             period, day, kind, corrects, tenant, class_, pool, "", line, names, currency, cost=nanos, slot_us=slot_us
         )
-    yield from _charge_rows(period, window, names, currency, corrected_charges)
+    yield from _charge_rows(period, window, names, currency, corrected_charges if closing else None)
 
 
 def _charge_rows(
-    period: str, window: Window, names: _Names, currency: str, booked: dict[tuple[str, str], int]
+    period: str, window: Window, names: _Names, currency: str, booked: dict[tuple[str, str], int] | None
 ) -> Iterator[ExportRow]:
-    """Charges of usage; once they are booked, what usage has beyond that is billed elsewhere, in a row of its own."""
+    """Charges of usage, and in rows of their own what of it is billed in another month.
+
+    That is what is beyond the `booked` at a closing, and before it what was booked elsewhere already.
+    """
     seen: dict[tuple[str, str], int] = {}
     for one in charges(window.start, window.end):
         seen[one.tenant, one.class_] = seen.get((one.tenant, one.class_), 0) + one.nanos
@@ -119,10 +123,15 @@ def _charge_rows(
             _hours(one.gpu_us), one.requests,
             one.prompt_tokens, one.cached_tokens, one.output_tokens, None, decimal_of_nanos(one.nanos), currency,
         )  # fmt: skip
-    for tenant, class_ in sorted(seen.keys() | booked.keys()) if booked else ():
-        left = booked.get((tenant, class_), 0) - seen.get((tenant, class_), 0)
-        if left:
-            yield _row(period, None, "billed_elsewhere", "", tenant, class_, "", "", "", names, currency, charge=left)
+    if booked is None:
+        left = {key: -nanos for key, nanos in billed_elsewhere(period).items()}
+    else:
+        left = {key: booked.get(key, 0) - seen.get(key, 0) for key in seen.keys() | booked.keys()}
+    for tenant, class_ in sorted(key for key, nanos in left.items() if nanos):
+        yield _row(
+            period, None, "billed_elsewhere", "", tenant, class_, "", "", "", names, currency,
+            charge=left[tenant, class_],
+        )  # fmt: skip
 
 
 def _hours(us: int) -> Decimal:

@@ -7,7 +7,7 @@ Each closing keeps the bytes of its exports and its statements, so they are the 
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from django.core.exceptions import ValidationError
@@ -19,29 +19,21 @@ from controlplane.audit.actors import Actor
 from controlplane.audit.reasons import checked_reason
 from controlplane.core.money import format_nanos
 from controlplane.core.period import Window
+from controlplane.ledger.charging import LATE, SYSTEM, post_charges
 from controlplane.ledger.closing_checks import Checklist, checklist
 from controlplane.ledger.export_files import FORMATS, build
 from controlplane.ledger.export_rows import ExportRow, export_rows
 from controlplane.ledger.focus_export import FocusFacts
 from controlplane.ledger.models import (
     AttributionInterval,
-    LedgerEvent,
     Period,
     PeriodExport,
     PeriodVersion,
     StatementIssue,
 )
-from controlplane.ledger.posting import AccountKind, PostingLine, Source, hold_posting, post, trial_balance
-from controlplane.ledger.proposals import billed_account, revenue_account
-from controlplane.ledger.queries import charges
+from controlplane.ledger.posting import AccountKind, hold_posting, trial_balance
 from controlplane.ledger.reconciliation import month_window
 from controlplane.tenants.models import Installation
-
-CHARGES = "charges"
-LATE = timedelta(days=15)
-"""As far back as an agent's spool may reach, and a day: so long charges of a closed month may still arrive."""
-AN_INSTANT = timedelta(microseconds=1)
-SYSTEM = "system:charges"
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,52 +113,14 @@ def reopen_period(period: str, *, actor: Actor, now: datetime, reason: str) -> P
     return row
 
 
-def post_charges(period: str, window: Window, *, now: datetime, created_by: str) -> LedgerEvent | None:
-    """Books what usage of a month is charged beyond what was booked; a closed month adjusts the open one.
-
-    Running it again without new usage writes no row.
-    """
-    wanted: dict[tuple[str, str], int] = {}
-    for one in charges(window.start, window.end):
-        wanted[one.tenant, one.class_] = wanted.get((one.tenant, one.class_), 0) + one.nanos
-    source = Source(f"{CHARGES}:{period}", window.start, window.end)
-    before = _billed(source.name)
-    lines = [
-        PostingLine(billed_account(*key), revenue_account(key[1]), wanted.get(key, 0) - before.get(key, 0))
-        for key in sorted(wanted.keys() | before.keys())
-        if wanted.get(key, 0) != before.get(key, 0)
-    ]
-    if not lines:
-        return None
-    number = LedgerEvent.objects.filter(source=source.name).count() + 1
-    return post(
-        f"{source.name}#{number}", CHARGES, lines, at=window.end - AN_INSTANT, now=now, created_by=created_by,
-        source=source,
-    )  # fmt: skip
-
-
-def _billed(source: str) -> dict[tuple[str, str], int]:
-    sums: dict[tuple[str, str], int] = {}
-    for event in LedgerEvent.objects.filter(source=source).prefetch_related("transfers__debit", "transfers__credit"):
-        for move in event.transfers.all():
-            for account, nanos in ((move.debit, move.amount_nanos), (move.credit, -move.amount_nanos)):
-                if account.kind == AccountKind.BILLED:
-                    key = (account.tenant_slug, account.class_slug)
-                    sums[key] = sums.get(key, 0) + nanos
-    return sums
-
-
 def settle_closed(now: datetime) -> list[str]:
-    """Late usage of closed months, as long as it may arrive: posts what is missing; returns the keys of the events."""
+    """Late usage of closed months, as long as it may arrive: posts what is missing; returns the keys of last events."""
     zone = Installation.objects.values_list("billing_zone", flat=True).get(pk=1)
     posted = []
     for name in Period.objects.filter(state=Period.State.CLOSED).order_by("-name").values_list("name", flat=True)[:3]:
         window = month_window(name, zone)
         if now < window.end + LATE:
-            with transaction.atomic():
-                # one at a time: two runs would find the same difference
-                Period.objects.select_for_update().get(pk=name)
-                event = post_charges(name, window, now=now, created_by=SYSTEM)
+            event = post_charges(name, window, now=now, created_by=SYSTEM)
             if event is not None:
                 posted.append(event.key)
     return posted
@@ -177,9 +131,11 @@ def _snapshot(
 ) -> PeriodVersion:
     number = row.version + 1
     facts = FocusFacts(book.name, window, book.billing_zone, number)
-    rows = list(export_rows(row.name, window, book.billing_zone, book.currency))
+    rows = list(export_rows(row.name, window, book.billing_zone, book.currency, closing=True))
     methods = AttributionInterval.objects.filter(starts_at__gte=window.start, starts_at__lt=window.end)
     trial = trial_balance(row.name)
+    charged = sum(one.balance_nanos for one in trial.rows if one.kind == AccountKind.BILLED)
+    assert _sum(rows, "charge") == charged, "what statements bill is what the book bills"
     version = PeriodVersion.objects.create(
         period=row, version=number, closed_at=now, closed_by=actor.name, reason=reason, checklist=found.to_json(),
         methods=_methods(methods), fingerprint=trial.fingerprint, cost_nanos=_sum(rows, "cost"),

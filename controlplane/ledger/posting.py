@@ -139,7 +139,7 @@ def post(
     digest = _digest(kind, moves)
     zone = Installation.objects.values_list("billing_zone", flat=True).get(pk=1)
     with transaction.atomic():
-        _hold_periods_open()
+        hold_open()
         happened_in = period_of(at, zone)
         period = open_period(happened_in)
         if period != happened_in:
@@ -169,7 +169,8 @@ PERIOD_LOCK = 0x70657269
 """Posters hold it together, whoever closes a period or reads how far the book goes holds it alone."""
 
 
-def _hold_periods_open() -> None:
+def hold_open() -> None:
+    """No month is closed or opened until the transaction ends; other postings go on."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_advisory_xact_lock_shared(%s)", [PERIOD_LOCK])
 

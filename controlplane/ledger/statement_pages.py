@@ -124,12 +124,12 @@ def corrections(tenant: str, period: str) -> list[Correction]:
     with connection.cursor() as cursor:
         cursor.execute(
             """
-            SELECT e.kind, split_part(e.source, ':', 2), a.class_slug, e.reason, e.posted_at,
+            SELECT e.kind, left(split_part(e.source, ':', 2), 7), a.class_slug, e.reason, e.posted_at,
                    CASE WHEN t.debit_id = a.id THEN t.amount_nanos ELSE -t.amount_nanos END
             FROM ledger_account a JOIN ledger_transfer t ON t.debit_id = a.id OR t.credit_id = a.id
             JOIN ledger_ledgerevent e ON e.id = t.event_id
             WHERE a.kind = 'billed' AND a.tenant_slug = %(tenant)s AND t.period = %(period)s
-              AND e.source <> 'charges:' || %(period)s
+              AND NOT (e.kind = 'charges' AND left(split_part(e.source, ':', 2), 7) = %(period)s)
             ORDER BY e.id
             """,
             {"tenant": tenant, "period": period},

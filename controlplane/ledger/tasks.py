@@ -4,7 +4,9 @@ from celery import shared_task
 from django.utils import timezone
 
 from controlplane.ledger.balance_sums import fold_balances
+from controlplane.ledger.charging import post_due_charges
 from controlplane.ledger.exports import run_export, waiting_exports
+from controlplane.ledger.invoice_uploads import drop_old_uploads
 from controlplane.ledger.periods import settle_closed
 from controlplane.ledger.settling import attribute_open as attribute_open_hours
 from controlplane.tenants.models import Installation
@@ -28,6 +30,14 @@ def attribute_open() -> int:
     return settled.changed
 
 
+@shared_task(name="ledger.post_charges", ignore_result=True)
+def post_days() -> int:
+    """Books what days that are over were charged; returns how many events were posted."""
+    if not Installation.objects.filter(pk=1).exists():
+        return 0
+    return len(post_due_charges(timezone.now()))
+
+
 @shared_task(name="ledger.settle_closed", ignore_result=True)
 def settle_closed_months() -> int:
     """Late usage of closed months becomes adjustments of the open one; returns how many events were posted."""
@@ -44,8 +54,12 @@ def make_export(job_id: int) -> bool:
 
 @shared_task(name="ledger.sweep_exports", ignore_result=True)
 def sweep_exports() -> int:
-    """Exports whose message or worker was lost, and the end of old ones; returns how many were taken up."""
+    """Exports whose message or worker was lost, the end of old ones and of files that nobody imported.
+
+    Returns how many exports were taken up.
+    """
     now = timezone.now()
+    drop_old_uploads(now)
     return sum(run_export(job_id, now=now) for job_id in waiting_exports(now))
 
 

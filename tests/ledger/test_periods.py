@@ -15,10 +15,11 @@ from controlplane.audit.models import AuditEntry
 from controlplane.fleet.models import SlotTenure
 from controlplane.ledger import proposals, rates
 from controlplane.ledger.attribution import attribute
+from controlplane.ledger.charging import post_charges
 from controlplane.ledger.closing_checks import checklist
 from controlplane.ledger.exports import export_file
 from controlplane.ledger.models import LedgerEvent, Period, PeriodExport, PeriodVersion, PoolSku, StatementIssue
-from controlplane.ledger.periods import close_period, post_charges, reopen_period, settle_closed, verify_exports
+from controlplane.ledger.periods import close_period, reopen_period, settle_closed, verify_exports
 from controlplane.ledger.posting import PostingLine, balances, fleet_account, owner_account, post, trial_balance
 from controlplane.ledger.reconciliation import month_window
 from controlplane.usage.models import AuditedHour, DuplicateRecord, Quarantine, RollupDelta, SlotMinute
@@ -245,15 +246,15 @@ def test_late_charges_are_billed_in_the_open_month_once(fleet):
     before = exported()
     assert settle_closed(NOW) == []
     roll_up(fleet, "b", "chat", nanos=(7, 0, 0, 0))
-    assert settle_closed(NOW) == ["charges:2026-11#2"] and settle_closed(NOW) == []
+    assert settle_closed(NOW) == ["charges:2026-11-20:llama-70b#2"] and settle_closed(NOW) == []
     event = LedgerEvent.objects.latest("id")
-    assert event.period == "2026-12" and event.corrects.key == "charges:2026-11#1"
+    assert event.period == "2026-12" and event.corrects.key == "charges:2026-11-20:llama-70b#1"
     assert balances("2026-12") == {"billed:b:chat": 7, "revenue:chat": -7}
     assert exported() == before
     late = roll_up(fleet, "b", "chat", nanos=(9, 0, 0, 0), version=3)
     assert settle_closed(NOW + timedelta(days=30)) == [] and late.pk
     window = month_window(MONTH, "UTC")
-    assert post_charges(MONTH, window, now=NOW, created_by="x").key == "charges:2026-11#3"
+    assert post_charges(MONTH, window, now=NOW, created_by="x").key == "charges:2026-11-20:llama-70b#3"
 
 
 def test_a_price_change_never_moves_a_closed_month(fleet):
