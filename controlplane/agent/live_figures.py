@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
+from controlplane.agent.direct_work import DirectBacklog
 from controlplane.agent.sliding import Flow, PresenceSums, WindowCount
 from controlplane.core.class_queue import ClassQueue
 from controlplane.core.histogram import Histogram, WindowHistogram
@@ -41,6 +42,7 @@ class Figures:
         self.classes: dict[int, ClassFigures] = {}
         self.flows: dict[tuple[int, int], Flow] = {}
         """By key and class."""
+        self.direct = DirectBacklog()
 
     def of_class(self, class_id: int, now_us: int) -> ClassFigures:
         figures = self.classes.get(class_id)
@@ -63,10 +65,12 @@ class Figures:
         flow.admit(call.prompt_tokens + call.n * call.expected_output, now_us)
         figures = self.classes.get(class_id) or self.of_class(class_id, now_us)
         figures.recent.add(ADMITTED, now_us)
+        self.direct.add(call)
 
     def departed(self, call: Call, now_us: int) -> None:
         if call.flow is not None:
             call.flow.depart(now_us, now_us - call.arrived_us)
+        self.direct.remove(call)
 
     def refused(self, call: Call, reason: str, now_us: int, *, as_wait_us: int | None) -> None:
         """A refusal; for want of room it also counts as a wait of the class's bound."""
@@ -244,6 +248,7 @@ def _class_live(engine: Engine, queue: ClassQueue, sums: dict[int, PresenceSums]
         refused_60s=figures.refused.totals(now_us),
         wait_60s=[(index, count) for index, count in wait.to_sparse()],
         ttft_60s=[(index, count) for index, count in figures.ttft.snapshot(now_us).to_sparse()],
+        direct=engine.figures.direct.of_class(class_id),
     )
 
 

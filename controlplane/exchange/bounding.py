@@ -15,6 +15,7 @@ import msgspec
 from controlplane.exchange.messages import ReportOfTuples
 from controlplane.wire.report import (
     Demand,
+    DirectWork,
     ItemDone,
     ItemRoom,
     LeaseSpend,
@@ -94,6 +95,7 @@ def _is_item_done(row: ItemDone) -> bool:
         0 < row.job_id <= INT8_MAX
         and 0 < row.line <= INT4_MAX
         and 0 < row.fence <= INT8_MAX
+        and 0 <= row.lease_id <= INT8_MAX
         and min(small) >= 0
         and max(small) < 2**15
         and _is_uuid(row.request_id)
@@ -119,7 +121,12 @@ def _is_text(document: bytes) -> bool:
 
 
 def _is_figures(figures: LiveFigures) -> bool:
-    return 0 <= figures.at_us <= CLOCK_MAX_US and all(map(_is_slot, figures.slots))
+    sound = 0 <= figures.at_us <= CLOCK_MAX_US and all(map(_is_slot, figures.slots))
+    return sound and all(map(_is_direct, (row for klass in figures.classes for row in klass.direct)))
+
+
+def _is_direct(row: DirectWork) -> bool:
+    return 0 <= row.due_us <= CLOCK_MAX_US and 0 <= row.gpu_us <= COUNT_MAX
 
 
 def _is_gap(lost: LostReports, seq: int) -> bool:

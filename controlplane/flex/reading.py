@@ -30,11 +30,12 @@ class ReportedSlot(msgspec.Struct, frozen=True):
 
 
 class ReportedClass(msgspec.Struct, frozen=True):
-    """What the flex band needs of `wire.report.ClassLive`."""
+    """What the flex band needs of `wire.report.ClassLive`; `direct` is nothing from older agents."""
 
     class_id: int
     admitted_per_s_60s: float
     wait_60s: list[tuple[int, int]]
+    direct: list[tuple[str, int, int]] = []
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ that is ahead by more than clocks may differ is not known, as is everything that
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from datetime import datetime
 from functools import lru_cache
 from typing import Any
@@ -38,6 +38,7 @@ from controlplane.flex.reading import (
 )
 from controlplane.flex.terms import POLICY_FIELDS, saved_terms, terms_in_force
 from controlplane.jobs.batch_capacity import efficiencies
+from controlplane.jobs.direct_work import SILENT_S, as_jobs
 from controlplane.jobs.models import Job
 from controlplane.jobs.queries import MISSED_GRACE, demanded_gpu_us
 
@@ -209,8 +210,12 @@ def _add_classes(readings: Iterable[PoolReading]) -> frozenset[int]:
 
 
 def _add_jobs(pools: dict[int, PoolReading], now: datetime) -> None:
-    """What `jobs.queries.backlog` says of one pool, for all pools in three queries, and what a batch slot is worth."""
+    """What `jobs.queries.backlog` says of one pool, for all pools in three queries, and what a batch slot is worth.
+
+    Batch requests without a job are what the agents, read before, say of them.
+    """
     rows = Job.objects.filter(state=Job.State.RUNNING, pool_id__in=list(pools)).order_by("pk").only(*_JOB_FIELDS)
+    running = {(job.pool_id, str(job.uuid)) for job in rows}
     counted = [job for job in rows if job.deadline is None or now - job.deadline < MISSED_GRACE]
     worth = efficiencies(pools, now)
     for pool_id, efficiency in worth.items():
@@ -223,13 +228,24 @@ def _add_jobs(pools: dict[int, PoolReading], now: datetime) -> None:
         if remaining_us:
             name = f"job {job.pk}"
             jobs[job.pool_id].append(BatchJob(name=name, remaining_gpu_us=remaining_us, deadline_us=_us(job.deadline)))
-    for pool_id, found in jobs.items():
-        pools[pool_id].jobs = tuple(found)
+    for pool_id, reading in pools.items():
+        reading.jobs = (*jobs[pool_id], *as_jobs(_direct_work(pool_id, reading, running, to_us(now))))
+
+
+def _direct_work(
+    pool_id: int, reading: PoolReading, running: Container[tuple[int, str]], now_us: int
+) -> Iterable[tuple[int, int]]:
+    """(instant due, GPU time) of batch requests that no job counts, as the agents of a pool said last."""
+    for agent in reading.agents.values():
+        if not agent.counts or agent.reported_at_us is None or now_us - agent.reported_at_us >= SILENT_S * SECOND_US:
+            continue
+        for row in agent.classes or ():
+            yield from ((due_us, gpu_us) for job, due_us, gpu_us in row.direct if (pool_id, job) not in running)
 
 
 _JOB_FIELDS = (
-    "pool_id", "state", "deadline", "items", "items_completed", "items_parked", "items_cancelled", "gpu_us_done",
-    "prompt_tokens", "expected_output_tokens",
+    "uuid", "pool_id", "state", "deadline", "items", "items_completed", "items_parked", "items_cancelled",
+    "gpu_us_done", "prompt_tokens", "expected_output_tokens",
 )  # fmt: skip
 
 

@@ -21,6 +21,7 @@ from controlplane.core.money import NANOS_PER_UNIT
 from controlplane.core.period import format_utc, from_us, to_us
 from controlplane.core.pricing import RateCard
 from controlplane.jobs.batch_capacity import capacity_of, efficiencies
+from controlplane.jobs.direct_work import direct_work
 from controlplane.jobs.models import Job
 from controlplane.jobs.queries import MISSED_GRACE, demanded_gpu_us, estimate_of
 from controlplane.ledger.rate_queries import live_cards
@@ -92,6 +93,10 @@ def _decide(job: Job, if_late: IfLate, now: datetime) -> JobAdmission:
     worth = efficiencies([job.pool_id], now).get(job.pool_id, 1.0)
     running = Job.objects.filter(pool_id=job.pool_id, state=Job.State.RUNNING, deadline__isnull=False)
     others = [_batch_job(other, demanded_gpu_us(other, job.pool, worth)) for other in running.exclude(pk=job.pk)]
+    others += [
+        BatchJob(name=f"direct {number}", remaining_gpu_us=us, deadline_us=to_us(due))
+        for number, (us, due) in enumerate(direct_work([job.pool_id], now).get(job.pool_id, ()))
+    ]
     new = _batch_job(job, job.items * estimate_of(job, job.pool).gpu_us_per_item)
     return admit_job(
         new, others, capacity_of(job.pool, now), if_late=if_late, now_us=to_us(now), missed_grace_us=_GRACE_US

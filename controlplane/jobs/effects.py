@@ -68,10 +68,11 @@ def _worth(job: Job, now: datetime) -> float:
 def _effect(job: Job, remaining_us: int, deadline: datetime | None, items: int, now: datetime) -> Effect:
     pairs = queries.backlog_jobs(job.pool_id, now)
     slots = queries.slots_of([job.pool_id], now).get(job.pool_id, [])
-    others = [(us, other.deadline) for other, us in pairs if other.pk != job.pk]
+    direct = queries.direct_backlog(job.pool_id, now)
+    others = [(us, other.deadline) for other, us in pairs if other.pk != job.pk] + direct
     changed = [*others, (remaining_us, deadline)] if remaining_us else others
     return Effect(
-        before=queries.slack_for([(us, other.deadline) for other, us in pairs], slots, now),
+        before=queries.slack_for([(us, other.deadline) for other, us in pairs] + direct, slots, now),
         after=queries.slack_for(changed, slots, now),
         items=items,
     )

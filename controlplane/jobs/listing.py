@@ -13,6 +13,7 @@ from django.db.models.functions import Coalesce
 
 from controlplane.jobs import queries
 from controlplane.jobs.batch_capacity import efficiencies
+from controlplane.jobs.direct_work import direct_work
 from controlplane.jobs.models import Batch, Job
 from controlplane.jobs.queries import JobStatus
 from controlplane.tenants.access import member_of
@@ -93,6 +94,8 @@ def slack_at_deadlines(jobs: Iterable[Job], now: datetime) -> dict[int, float | 
         assert row.deadline is not None
         demanded_us = queries.demanded_gpu_us(row, row.pool, worth.get(row.pool_id, 1.0))
         work[row.pool_id].append((row.deadline, demanded_us))
+    for pool_id, rows in direct_work(pools, now).items():
+        work[pool_id] += [(due, us) for us, due in rows if due > now]
     found: dict[int, float | None] = {}
     for job in wanted:
         assert job.deadline is not None

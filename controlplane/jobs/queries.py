@@ -2,7 +2,7 @@
 
 import uuid
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from math import isfinite
 
@@ -17,6 +17,7 @@ from controlplane.core.period import to_us
 from controlplane.core.slot_states import Band, SlotState
 from controlplane.fleet.models import Pool, Slot, SlotInterval
 from controlplane.jobs.batch_capacity import efficiencies
+from controlplane.jobs.direct_work import direct_work
 from controlplane.jobs.models import Job
 from controlplane.tenants.access import member_of
 from controlplane.tenants.queries import visible_tenants
@@ -86,16 +87,23 @@ def demanded_gpu_us(job: Job, pool: Pool, efficiency: float) -> int:
 
 
 def backlog(pool_id: int, now: datetime) -> list[tuple[int, datetime | None]]:
-    """(remaining GPU time in us, deadline) of every job of the pool that still counts, in order of its deadline.
+    """(remaining GPU time in us, deadline) of every job of the pool that still counts, in order of its deadline, and
+    after them of batch requests that clients sent without a job.
 
     A job without a deadline is best effort: it is listed with None and is never a reason to lend. A job that missed
     its deadline counts for MISSED_GRACE and then leaves.
     """
-    return [(remaining_us, job.deadline) for job, remaining_us in backlog_jobs(pool_id, now)]
+    jobs = [(remaining_us, job.deadline) for job, remaining_us in backlog_jobs(pool_id, now)]
+    return jobs + direct_backlog(pool_id, now)
+
+
+def direct_backlog(pool_id: int, now: datetime) -> list[tuple[int, datetime | None]]:
+    """What of the backlog is no job's."""
+    return [*direct_work([pool_id], now).get(pool_id, ())]
 
 
 def backlog_jobs(pool_id: int, now: datetime) -> list[tuple[Job, int]]:
-    """The jobs behind `backlog`, each with its remaining work in us of a slot that is worth one."""
+    """The jobs in `backlog`, each with its remaining work in us of a slot that is worth one."""
     rows = Job.objects.filter(pool_id=pool_id, state=Job.State.RUNNING).select_related("pool")
     counted = [job for job in rows if job.deadline is None or now - job.deadline < MISSED_GRACE]
     last = datetime.max.replace(tzinfo=now.tzinfo)
@@ -204,7 +212,7 @@ def missed(rows: QuerySet[Job], now: datetime) -> QuerySet[Job]:
 class PoolSlack:
     """What the deadlines of a pool ask for and what serves batch now: slack = 1 - required / available.
 
-    `slack` None: no number of the present slots is enough.
+    `slack` None: no number of the present slots is enough. `direct_us` of the backlog is requests without a job.
     """
 
     jobs: int
@@ -213,12 +221,15 @@ class PoolSlack:
     available: float
     slack: float | None
     missed: int
+    direct_us: int = 0
 
 
 def pool_slack(pool: Pool, now: datetime) -> PoolSlack:
     """The arithmetic behind lending, by the same core that decides it; lent slots are read from the ownership books."""
     work = [(us, job.deadline) for job, us in backlog_jobs(pool.pk, now)]
-    return slack_for(work, slots_of([pool.pk], now).get(pool.pk, []), now)
+    direct = direct_backlog(pool.pk, now)
+    found = slack_for(work + direct, slots_of([pool.pk], now).get(pool.pk, []), now)
+    return replace(found, jobs=len(work), direct_us=sum(us for us, _ in direct))
 
 
 def slots_of(pool_ids: Iterable[int], now: datetime) -> dict[int, list[FlexSlot]]:

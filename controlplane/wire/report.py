@@ -218,9 +218,22 @@ class SlotLive(Struct, frozen=True):
     home_us: int | None = None
 
 
+class DirectWork(Struct, array_like=True, frozen=True):
+    """Estimated GPU time of batch requests that clients sent themselves and that have not ended, due at one instant.
+
+    `job` is what they name in `x-flexband-job`, empty for nothing: a running job counts its requests itself.
+    """
+
+    job: str
+    due_us: int
+    gpu_us: int
+
+
 class ClassLive(Struct, frozen=True):
     """A class on this agent now. Rates are over the last 5 min; `wait_60s` and `ttft_60s` are sparse histograms
     ([index, count], scale 4) of the last 60 s; waits include the ages of those still waiting and refusals at max_wait.
+
+    `direct` is what of a batch class is not leased items; nothing from older agents.
     """
 
     class_id: int
@@ -238,6 +251,7 @@ class ClassLive(Struct, frozen=True):
     refused_60s: dict[str, int]
     wait_60s: list[tuple[int, int]]
     ttft_60s: list[tuple[int, int]]
+    direct: list[DirectWork] = []
 
 
 class TenantLive(Struct, frozen=True):
@@ -299,6 +313,8 @@ class ItemDone(Struct, array_like=True, frozen=True):
     400 to 499 other than 408, 409 and 429 is the engine's verdict on the request and is not tried again;
     `cancelled_by_drain` and `displaced` hand the item back unrun, which costs no attempt; all else is a failed attempt.
     `response` is the JSON document that the engine sent, unchanged, or null; `reason` says in words why it failed.
+    `lease_id` is the lease that paid for the request: what it paid is given back when the charge is taken off the
+    record. 0 for none, and from older agents.
     """
 
     job_id: int
@@ -310,6 +326,7 @@ class ItemDone(Struct, array_like=True, frozen=True):
     status: int
     response: Raw
     reason: str = ""
+    lease_id: int = 0
 
 
 class ClockReading(Struct, array_like=True, frozen=True):

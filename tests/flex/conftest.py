@@ -65,6 +65,8 @@ class Band:
     waits_us: list[int] = field(default_factory=lambda: [20_000] * 20)
     silent: set[int] = field(default_factory=set)
     said: dict[str, SaidSlot] = field(default_factory=dict)
+    #: (job named, instant due, GPU time): batch requests of clients, that every agent says it holds.
+    direct: list[tuple[str, int, int]] = field(default_factory=list)
     seq: int = 0
     _grants: dict[int, Grant] = field(default_factory=dict)
 
@@ -86,13 +88,19 @@ class Band:
             "slots": [self._slot(slot) for slot in own],
             "classes": [
                 {"class_id": self.chat_id, "admitted_per_s_60s": self.admitted_per_s / len(self.agents),
-                 "wait_60s": waits.to_sparse()}
+                 "wait_60s": waits.to_sparse()},
+                *self._batch_class(),
             ],
             "tenants": [],
         }  # fmt: skip
         AgentLive.objects.update_or_create(
             agent=agent, defaults={"epoch": 1, "seq": self.seq, "reported_at": self.now, "figures": figures}
         )
+
+    def _batch_class(self) -> list[dict]:
+        """Agents of releases before direct work was told say nothing of it."""
+        row = {"class_id": _bulk(), "admitted_per_s_60s": 0.0, "wait_60s": []}
+        return [row | {"direct": self.direct}] if self.direct else [row]
 
     def _slot(self, slot: Slot) -> dict:
         said = self.said.get(slot.name, SaidSlot())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from datetime import timedelta
 
 import pytest
@@ -10,13 +11,13 @@ from controlplane.audit.actors import Actor
 from controlplane.contracts.models import WorkloadClass
 from controlplane.core.period import to_us
 from controlplane.fleet.actions import retire_agent
-from controlplane.fleet.models import Pool, SlotInterval
+from controlplane.fleet.models import Agent, Pool, SlotInterval
 from controlplane.flex import actions, queries, telemetry
 from controlplane.flex.controller import prune_samples
 from controlplane.flex.leadership import Shard
 from controlplane.flex.models import Decision, Grant, Lend, PoolSample, Trip
 from controlplane.jobs.models import Job
-from controlplane.jobs.queries import backlog
+from controlplane.jobs.queries import backlog, pool_slack
 from tests.flex.conftest import Band, Drain, SaidSlot, add_job
 
 ONCALL = Actor(id=None, name="ona", role="oncall")
@@ -378,6 +379,44 @@ def test_the_backlog_is_that_of_the_jobs_page(busy: Band):
     seen = sorted((job.remaining_gpu_us, job.deadline_us or 0) for job in reading.jobs)
     told = sorted((us, to_us(at) if at else 0) for us, at in backlog(busy.pool.pk, busy.now))
     assert seen == told and len(seen) == 3
+
+
+def test_requests_of_clients_loops_are_backlog_too(band: Band):
+    """40 GPU-hours due in four hours, and no job: with two slots of the floor there is no slack."""
+    band.direct = [("", to_us(band.now) + 4 * 3_600_000_000, 20 * 3_600_000_000)]
+    band.until_lent()
+    decided = Decision.objects.filter(actions__contains=[{"kind": "lend"}]).latest("id")
+    (check,) = (row for row in decided.checks if row["name"] == "slack")
+    assert check["value"] < -3.9 and queries.recomputes(decided)
+    band.direct = []
+    band.step(8)
+    assert band.count("lent") == 0, "with the requests the reason is gone"
+
+
+def test_of_direct_requests_only_those_count_that_no_running_job_counts(band: Band):
+    add_job(band, gpu_s=100, due_in=timedelta(hours=4))
+    job = Job.objects.get()
+    due_us, ended = to_us(band.now) + 3_600_000_000, uuid.uuid4()
+    band.direct = [(str(job.uuid), due_us, 5_000_000), (str(ended), due_us, 7_000_000), ("", due_us + 1, 9_000_000)]
+    band.step(1)
+    reading = telemetry.read(Shard(), band.now).pools[band.pool.pk]
+    job_us = reading.jobs[0].remaining_gpu_us
+    agents = len(band.agents)
+    seen = [(row.remaining_gpu_us, row.deadline_us) for row in reading.jobs[1:]]
+    assert seen == [(7_000_000, due_us)] * agents + [(9_000_000, due_us + 1)] * agents
+    told = [(us, to_us(at)) for us, at in backlog(band.pool.pk, band.now)]
+    assert told == [(job_us, to_us(job.deadline)), *seen]
+    assert pool_slack(band.pool, band.now).direct_us == agents * 16_000_000
+
+
+def test_what_a_silent_or_draining_agent_held_is_no_backlog(band: Band):
+    band.direct = [("", to_us(band.now) + 3_600_000_000, 7_000_000)]
+    band.step(1)
+    assert len(backlog(band.pool.pk, band.now)) == 2
+    Agent.objects.filter(pk=band.agents[0].pk).update(drain_requested_at=band.now)
+    assert len(backlog(band.pool.pk, band.now)) == len(telemetry.read(Shard(), band.now).pools[band.pool.pk].jobs) == 1
+    later = band.now + timedelta(seconds=90)
+    assert backlog(band.pool.pk, later) == [] and telemetry.read(Shard(), later).pools[band.pool.pk].jobs == ()
 
 
 def test_agents_are_nudged_about_their_own_slots(busy: Band):

@@ -137,7 +137,7 @@ def test_every_page_of_a_foreign_job_looks_like_none(scene, people):
     assert people["stranger"].get(upload).status_code == 404
 
 
-@pytest.mark.parametrize(("person", "statements"), [("viewer", 13), ("tenant", 7)])
+@pytest.mark.parametrize(("person", "statements"), [("viewer", 14), ("tenant", 7)])
 def test_a_job_is_read_in_a_known_number_of_statements(
     scene, people, person, statements, django_assert_max_num_queries
 ):

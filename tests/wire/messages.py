@@ -16,7 +16,8 @@ FIGURES = report.LiveFigures(
     slots=[report.SlotLive(1, "ready", "draining", 2, 3, 4, 5, 6, 7, 8, 9, 10)],
     classes=[
         report.ClassLive(
-            1, 2, 3, 4, UUID, "kv_memory", 5.5, 6.5, 7.5, 8, 9.5, 10, {"queue_full": 11}, [(12, 13)], [(14, 15)]
+            1, 2, 3, 4, UUID, "kv_memory", 5.5, 6.5, 7.5, 8, 9.5, 10, {"queue_full": 11}, [(12, 13)], [(14, 15)],
+            [report.DirectWork(UUID, 16, 17)],
         )
     ],
     tenants=[report.TenantLive(1, 2, 3, 4, 5, 6.5, 7.5, 8.5, 9, 10.5, 11.5, 12.5, 13.5)],
@@ -46,7 +47,7 @@ REPORT = report.Report(
     lost=report.LostReports(first_seq=5, records=-1),
     item_room=[report.ItemRoom(1, 2, 3)],
     items_through=8,
-    items_done=[report.ItemDone(1, 2, 3, 4, UUID, 5, 200, Raw(b'{"id":"cmpl-1"}'), "why")],
+    items_done=[report.ItemDone(1, 2, 3, 4, UUID, 5, 200, Raw(b'{"id":"cmpl-1"}'), "why", 6)],
 )
 
 LEASE = report.Lease(1, 2, 3, 4, True)
