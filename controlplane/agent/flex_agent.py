@@ -96,6 +96,8 @@ class InteractiveSigns:
 class FlexBand:
     """All flex slots of this agent."""
 
+    log = log
+
     def __init__(self, state_dir: Path, host: FlexHost, unix_us: Callable[[], int], boot_us: Callable[[], int]) -> None:
         self._path = state_dir / FLEX_FILE
         self._host = host
@@ -122,7 +124,7 @@ class FlexBand:
             return {}
         except (OSError, msgspec.DecodeError) as error:
             # Fences only grow, so forgetting them is safe for order; a trip that is forgotten is told of here.
-            log.error("%s cannot be read (%s): slots start at home and wait for a new grant", self._path, error)
+            self.log.error("%s cannot be read (%s): slots start at home and wait for a new grant", self._path, error)
             return {}
 
     def _save(self) -> bool:
@@ -135,7 +137,7 @@ class FlexBand:
             write_atomic(self._path, msgspec.json.encode(self._stored))
         except OSError as error:
             if not self._unsaved:
-                log.critical("%s cannot be written (%s): no loan begins until it can", self._path, error)
+                self.log.critical("%s cannot be written (%s): no loan begins until it can", self._path, error)
             self._unsaved = True
             return False
         self._unsaved = False
@@ -191,7 +193,7 @@ class FlexBand:
             receipts.append(receipt)
             changed = changed or receipt is Receipt.TAKEN
             if receipt is Receipt.REFUSED_CONFLICT:
-                log.error(
+                self.log.error(
                     "slot %s: a %s under fence %d contradicts what that fence said before", name, kind, grant.fence
                 )
         if changed and not self._save():
@@ -279,7 +281,7 @@ class FlexBand:
                 slot = self.slots[trip.slot]
                 slot.trip = StoredTrip(at_us, trip.cause.value, float(trip.value))
                 self._tell(slot)
-            log.warning("tripped by %s (%d): %s", sign.cause, sign.value, ", ".join(t.slot for t in pulled.trips))
+            self.log.warning("tripped by %s (%d): %s", sign.cause, sign.value, ", ".join(t.slot for t in pulled.trips))
             self._save()
             self.on_trip()
 
@@ -310,7 +312,7 @@ class FlexBand:
             self._enter(name, slot, SlotEvent.CANCEL)
             if self._host.cancel_batch(name):
                 self._enter(name, slot, SlotEvent.OVERDUE)
-                log.error("slot %s is overdue: it runs batch that cannot be cancelled", name)
+                self.log.error("slot %s is overdue: it runs batch that cannot be cancelled", name)
         if not self._host.batch_running(name):
             slot.grant = rules.came_home(slot.grant, now_us=now_us)
             self._enter(name, slot, SlotEvent.DRAINED)
@@ -320,7 +322,7 @@ class FlexBand:
 
     def _enter(self, name: str, slot: FlexSlot, event: SlotEvent) -> None:
         slot.state = apply_event(slot.state, event)
-        log.info("slot %s is %s (fence %d)", name, slot.state, slot.grant.fence)
+        self.log.info("slot %s is %s (fence %d)", name, slot.state, slot.grant.fence)
         self._host.set_slot_state(name, slot.state)
 
     # What is told

@@ -120,6 +120,11 @@ class Registry:
 
     def apply_policy(self, document: PolicyDocument, live: LiveList, now_us: int) -> None:
         """Take a whole revision; what is spent and counted stays."""
+        self.take(document)
+        self.apply_live(live, now_us)
+
+    def take(self, document: PolicyDocument) -> None:
+        """What a revision says of rates, classes, tenants and prices."""
         self.document = document
         self.rates = WorkRates(document.pool.prefill_us_per_token, document.pool.decode_us_per_token)
         for policy in document.classes:
@@ -149,7 +154,6 @@ class Registry:
                 rate.rate_version,
             )
             self._cards.setdefault(rate.class_slug, []).append(DatedCard(instant_us(rate.effective_from), card))
-        self.apply_live(live, now_us)
 
     def apply_live(self, live: LiveList, now_us: int) -> None:
         """Take the live list: it wins over the revision."""

@@ -1,0 +1,416 @@
+"""Discrete events on a virtual clock, decided by the production core: one agent with all slots of its pool.
+
+Admission, fair queues, size classes, preemption, the flex band with its tripwire, learning and metering are the objects
+that an agent runs, called in the same order: a test drives an agent's engine with the same events and compares. What is
+simulated is the model server (`service`) and what is between the agent and the control plane (`pool_control`).
+
+At one instant: ends first, then arrivals in the workload's order, then the agent's own step, then the control plane.
+Time is integer microseconds; nothing is random.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from heapq import heappop, heappush
+from typing import Final
+
+from controlplane.agent.live_figures import ADMITTED, Figures
+from controlplane.agent.registry import ClassEntry, Registry, TenantEntry
+from controlplane.agent.rescheduling import build
+from controlplane.agent.safe_rate import own_safe_rate
+from controlplane.core.admission import AdmissionDecision, Decision, decide, reserve
+from controlplane.core.admission_snapshot import KeyView, Overload, Snapshot
+from controlplane.core.estimate import DemandEstimate, raw_gpu_us
+from controlplane.core.flex_policy import FlexPolicy
+from controlplane.core.grants import BatchAttempt, fits_loan
+from controlplane.core.queued_request import RUNNING, QueuedRequest
+from controlplane.core.reasons import OUTCOME_CODES, Outcome, Reason
+from controlplane.core.slot_meter import SlotMeter
+from controlplane.core.slots import RunningSlot
+from controlplane.lab.band import SimulatedBand
+from controlplane.lab.calls import Call, Columns
+from controlplane.lab.service import ServiceModel
+from controlplane.lab.timeline import Timeline
+from controlplane.lab.workload import Workload
+from controlplane.wire.policy import PolicyDocument
+
+NEVER_US: Final = 1 << 62
+STEP_US: Final = 50_000
+"""Between an agent's steps, as `agent.engine` has it."""
+START_US: Final = 1_800_000_000_000_000
+"""Unix time at which a simulation begins unless it is told another: some Friday in 2027."""
+COMPLETED_CODE: Final = OUTCOME_CODES[Outcome.COMPLETED]
+REJECT: Final = Decision.REJECT
+MAY_DOWNGRADE: Final = Overload.DOWNGRADE
+WAIT_REASONS: Final = frozenset({Reason.QUEUE_FULL, Reason.WAIT_TOO_LONG})
+
+
+class Simulator:
+    """One run of one workload under one policy. `run` once; then read the columns, the timeline and the counts."""
+
+    def __init__(
+        self, document: PolicyDocument, workload: Workload, service: ServiceModel, *, start_us: int = START_US
+    ) -> None:
+        self.document, self.workload, self.service = document, workload, service
+        self.start_us = self._now_us = start_us
+        own = [slot for slot in document.pool.slots if slot.agent_id is not None]
+        self.agent_id = own[0].agent_id if own else 0
+        self.registry = Registry()
+        self.registry.take(document)
+        self.scheduler = build(document, own)
+        for tenant in document.tenants:
+            for slug in tenant.classes:
+                if slug in self.registry.classes:
+                    self.scheduler.set_weight(slug, tenant.slug, tenant.weight)
+        self.key = KeyView()
+        self.figures = Figures()
+        self.timeline = Timeline([(slot.name, slot.band) for slot in own], start_us)
+        self.meters = [SlotMeter() for _ in own]
+        self.calls: dict[int, Call] = {}
+        self.columns = Columns(len(workload))
+        self.refused: Counter[tuple[str, str, Reason]] = Counter()
+        """By tenant, class and reason."""
+        self.outcomes: Counter[Outcome] = Counter()
+        self.preempted = 0
+        self.items_queued = 0
+        """Items of jobs in the queue of their class."""
+        by_slug = {tenant.policy.slug: tenant for tenant in self.registry.tenants.values()}
+        self._tenants = [by_slug[slug] for slug in workload.tenants]
+        self._classes = [self.registry.classes[slug] for slug in workload.classes]
+        self._class_index = {queue.spec.slug: queue.index for queue in self.scheduler.classes}
+        self._serial = 0
+        self._run = 0
+        self._ends: list[tuple[int, int, int]] = []
+        """(instant, run, serial); a run that was cancelled is skipped when it comes up."""
+        self._agenda: list[tuple[int, int, Callable[[], None]]] = []
+        self._agenda_number = 0
+        self._stage_due_us = NEVER_US
+        """No running request is past its stage timeout before this instant."""
+        self._pumping = False
+        flex = document.pool.flex
+        self.drain_bound_us = flex.drain_bound_s * 1_000_000
+        self.flex = SimulatedBand(self, self.now_us)
+        self.flex.configure(own, FlexPolicy(lend_p95_us=flex.lend_p95_ms * 1000, drain_bound_us=self.drain_bound_us))
+        self._watched = bool(self.flex.slots)
+        """Whether anybody reads the figures that lending depends on."""
+        self.after_end: Callable[[int], None] | None = None
+        """Told of each end, as the agent's items are."""
+        self.items_step: Callable[[int], None] | None = None
+        self.follow_safe_rate(start_us)
+
+    # -- the clock -----------------------------------------------------------------------------------------------------
+
+    def now_us(self) -> int:
+        return self._now_us
+
+    @property
+    def clock(self) -> Simulator:
+        """As the agent's objects ask for the time."""
+        return self
+
+    def at(self, at_us: int, event: Callable[[], None]) -> None:
+        """Call at an instant, after everything else of it; of one instant in the order of these calls."""
+        self._agenda_number += 1
+        heappush(self._agenda, (at_us, self._agenda_number, event))
+
+    def run(self, until_us: int | None = None) -> None:
+        """Until nothing is left to do, or to an instant (counted from the start) which is not passed."""
+        arrivals, start_us, rows = self.workload.at_us, self.start_us, len(self.workload)
+        ends, agenda, arrive, end = self._ends, self._agenda, self._arrive, self._end
+        last_us = NEVER_US if until_us is None else start_us + until_us
+        row, step_us = 0, start_us + STEP_US
+        next_arrival_us = start_us + arrivals[0] if rows else NEVER_US
+        while True:
+            end_us = ends[0][0] if ends else NEVER_US
+            is_end = end_us <= next_arrival_us
+            at_us = end_us if is_end else next_arrival_us
+            agenda_us = agenda[0][0] if agenda else NEVER_US
+            if step_us < at_us and step_us <= agenda_us:
+                due_us = agenda_us if agenda_us < at_us else at_us
+                if self._is_quiet(due_us):
+                    if due_us == NEVER_US:
+                        break
+                    # Steps with nothing to do are passed over; the grid stays.
+                    step_us += -(-(due_us - step_us) // STEP_US) * STEP_US or STEP_US
+                    continue
+                if step_us > last_us:
+                    break
+                self._now_us = step_us
+                step_us += STEP_US
+                self._step(step_us - STEP_US)
+                continue
+            if agenda_us < at_us:
+                if agenda_us > last_us:
+                    break
+                self._now_us = agenda_us
+                heappop(agenda)[2]()
+                continue
+            if at_us > last_us:
+                break
+            self._now_us = at_us
+            if is_end:
+                _, run, serial = heappop(ends)
+                end(serial, run, at_us)
+            else:
+                arrive(row, at_us)
+                row += 1
+                next_arrival_us = start_us + arrivals[row] if row < rows else NEVER_US
+        if last_us < NEVER_US:
+            self._now_us = last_us
+
+    def _is_quiet(self, until_us: int) -> bool:
+        """Whether no step before an instant would do anything."""
+        flex = self.flex
+        return (
+            self._stage_due_us >= until_us
+            and not flex.any_lent
+            and not flex.any_draining
+            and self.items_step is None
+            and not self.scheduler.anything_queued()
+        )
+
+    def _step(self, now_us: int) -> None:
+        """What time alone brings, in the order of `agent.engine`."""
+        for request in self.scheduler.timed_out(now_us):
+            self.close(self.calls[int(request.id)], Outcome.QUEUE_TIMEOUT)
+        if now_us >= self._stage_due_us:
+            self._time_stages_out(now_us)
+        if self.items_step is not None:
+            self.items_step(now_us)
+        if self.flex.any_lent or self.flex.any_draining:
+            self.flex.step()
+        self.pump(now_us)
+
+    def _time_stages_out(self, now_us: int) -> None:
+        for call in [call for call in self.calls.values() if call.run]:
+            if now_us - call.dispatched_us >= call.klass.stage_timeout_us:
+                self.close(call, Outcome.STAGE_TIMEOUT)
+        self._stage_due_us = min(
+            (call.dispatched_us + call.klass.stage_timeout_us for call in self.calls.values() if call.run),
+            default=NEVER_US,
+        )
+
+    # -- a request's way -----------------------------------------------------------------------------------------------
+
+    def _arrive(self, row: int, now_us: int) -> None:
+        work = self.workload
+        klass, asked = self._classes[work.class_of[row]], work.asked[row]
+        if asked > (limit := klass.policy.max_output_tokens):
+            # A client that knows what its class allows.
+            asked = limit
+        self._serial += 1
+        call = Call(
+            self._serial, self.columns, row, klass, self._tenants[work.tenant_of[row]], work.prompt[row],
+            work.output[row], asked,
+        )  # fmt: skip
+        self.columns.arrived_us[row] = now_us
+        snapshot = self.snapshot(call, klass, now_us)
+        if klass.view.overload is MAY_DOWNGRADE:
+            answer = decide(snapshot, lambda: self._fallback(call, now_us))
+        else:
+            answer = decide(snapshot)
+        if answer.decision is REJECT:
+            self._refuse(call, answer, now_us)
+        else:
+            self.admit(call, snapshot, answer, now_us)
+
+    def _fallback(self, call: Call, now_us: int) -> Snapshot | None:
+        slug = call.klass.policy.downgrade_to
+        entry = None if slug is None else self.registry.classes.get(slug)
+        return None if entry is None else self.snapshot(call, entry, now_us)
+
+    def snapshot(self, call: Call, klass: ClassEntry, now_us: int) -> Snapshot:
+        """As `agent.front_desk` takes it; leaves on the call what follows from the class."""
+        policy, tenant, prompt = klass.policy, call.tenant, call.prompt
+        estimate = self._estimate_of(tenant, klass)
+        max_output = call.asked or min(policy.default_output_tokens, policy.max_output_tokens)
+        expected = estimate.output_tokens(max_output)
+        raw_us = raw_gpu_us(self.registry.rates, prompt, expected)
+        gpu_us = round(estimate.bias * raw_us)
+        preemptible = policy.retry_safe and policy.cancellable
+        call.estimate, call.raw_us, call.gpu_us, call.expected_output = estimate, raw_us, gpu_us, expected
+        call.max_output, call.kv_tokens = max_output, prompt + expected
+        may_run_lent, deadline_us = preemptible, None
+        if klass.is_batch:
+            may_run_lent = preemptible or self._fits(call)
+            deadline_us = now_us + policy.default_deadline_s * 1_000_000
+        call.deadline_us, call.may_run_lent = deadline_us, may_run_lent
+        snapshot = Snapshot(
+            now_us, self.key, tenant.view, klass.view, self.registry.card_at(policy.slug, now_us), None, None, prompt,
+            prompt, max_output, expected, 1, klass.stage_timeout_us,
+        )  # fmt: skip
+        self.scheduler.observe(
+            snapshot, kv_tokens=call.kv_tokens, gpu_us=gpu_us, deadline_us=deadline_us, may_run_lent=may_run_lent
+        )
+        if klass.is_batch:
+            # The first of the agent's own items stand there beside the bound that others have.
+            snapshot.queue_depth -= self.items_queued
+        return snapshot
+
+    def _estimate_of(self, tenant: TenantEntry, klass: ClassEntry) -> DemandEstimate:
+        return self.registry.estimate_of(tenant.policy.id, klass.policy.id)
+
+    def _refuse(self, call: Call, answer: AdmissionDecision, now_us: int) -> None:
+        reason, klass, columns, row = answer.reason, call.klass, call.columns, call.row
+        assert reason is not None
+        self.refused[call.tenant.policy.slug, klass.policy.slug, reason] += 1
+        columns.code[row] = reason.code
+        columns.ended_us[row] = now_us
+        if answer.estimated_wait_us is not None:
+            columns.wait_estimate_us[row] = answer.estimated_wait_us
+        if answer.retry_after_s is not None:
+            columns.retry_s[row] = answer.retry_after_s
+        if self._watched:
+            figures = self.figures.of_class(klass.policy.id, now_us)
+            if reason in WAIT_REASONS and klass.view.max_wait_us is not None:
+                figures.wait.record(klass.view.max_wait_us, now_us)
+            if not klass.is_batch:
+                self.flex.refused(reason.value)
+
+    def admit(self, call: Call, snapshot: Snapshot, answer: AdmissionDecision, now_us: int) -> None:
+        """Take what the decision promised, and let it run as soon as it may."""
+        klass = call.klass
+        if answer.served_snapshot is not None:
+            klass = call.klass = self.registry.classes[answer.served_snapshot.workload_class.slug]
+        call.reservation = reserve(snapshot, answer)
+        if answer.estimated_wait_us is not None:
+            call.columns.wait_estimate_us[call.row] = answer.estimated_wait_us
+        policy = klass.policy
+        preemptible = policy.retry_safe and policy.cancellable
+        serial = call.serial
+        call.queued = queued = QueuedRequest(
+            serial, call.tenant.policy.slug, policy.slug, now_us, prompt_tokens=call.prompt,
+            output_tokens=call.expected_output, kv_tokens=call.kv_tokens, gpu_us=call.gpu_us,
+            deadline_us=call.deadline_us, preemptible=preemptible,
+            fits_drain=klass.is_batch and call.may_run_lent, streamed=False,
+        )  # fmt: skip
+        self.calls[serial] = call
+        if self._watched:
+            self.figures.of_class(policy.id, now_us).recent.add(ADMITTED, now_us)
+        if answer.displaces is not None and (displaced := self.calls.get(int(answer.displaces))) is not None:
+            self.close(displaced, Outcome.DISPLACED)
+        self.scheduler.offer(queued, now_us)
+        self.pump(now_us)
+
+    def _fits(self, call: Call) -> bool:
+        attempt = BatchAttempt(
+            stay_us=call.raw_us * self.flex.places_most, retry_safe=False, cancels_promptly=True, byte_sent=False
+        )
+        return fits_loan(attempt, drain_bound_us=self.drain_bound_us)
+
+    def pump(self, now_us: int) -> None:
+        """Start everything that may start at this instant."""
+        if self._pumping:
+            return
+        self._pumping = True
+        scheduler, flex = self.scheduler, self.flex
+        if flex.any_lent or flex.any_draining:
+            flex.step()
+        while scheduler.anything_queued():
+            request = scheduler.next_dispatch(now_us)
+            if request is not None:
+                self._dispatch(request, now_us)
+                continue
+            victims = scheduler.victims(now_us)
+            if not victims:
+                break
+            for victim in victims:
+                self.requeue(self.calls[int(victim.id)])
+        self._pumping = False
+
+    def _dispatch(self, request: QueuedRequest, now_us: int) -> None:
+        serial, slot_index = int(request.id), request.slot_index
+        call = self.calls[serial]
+        columns, row, klass = call.columns, call.row, call.klass
+        self._run = run = self._run + 1
+        call.run, call.slot_index, call.dispatched_us = run, slot_index, now_us
+        call.reservation.start()
+        if not call.waited:
+            call.waited = True
+            columns.started_us[row] = now_us
+            if self._watched:
+                figures = self.figures.of_class(klass.policy.id, now_us)
+                figures.wait.record(now_us - columns.arrived_us[row], now_us)
+        self.meters[slot_index].start(serial, now_us, "", klass.policy.slug)
+        if call.output > call.max_output:
+            call.output = call.max_output
+        first_us, rest_us = self.service.parts(call.prompt, call.output, len(self.scheduler.slots[slot_index].running))
+        call.first_us = now_us + first_us
+        heappush(self._ends, (now_us + first_us + rest_us, run, serial))
+        timeout_us = now_us + klass.stage_timeout_us
+        if timeout_us < self._stage_due_us:
+            self._stage_due_us = timeout_us
+        if call.item is not None:
+            call.item.dispatched(now_us)
+
+    def requeue(self, call: Call) -> None:
+        """End an attempt and put its request back to the head of its queue."""
+        now_us = self._now_us
+        self.preempted += 1
+        self.meters[call.slot_index].end(call.serial, now_us)
+        call.run = 0
+        self.scheduler.requeue(call.serial, now_us)
+        call.reservation.requeue()
+        if call.item is not None:
+            call.item.requeued()
+
+    def _end(self, serial: int, run: int, now_us: int) -> None:
+        call = self.calls.get(serial)
+        if call is not None and call.run == run:
+            self.close(call, Outcome.COMPLETED)
+
+    def close(self, call: Call, outcome: Outcome) -> None:
+        """End a call: the one place, in the order of `agent.engine`."""
+        now_us, serial, columns, row = self._now_us, call.serial, call.columns, call.row
+        scheduler, completed, gpu_us = self.scheduler, outcome is Outcome.COMPLETED, 0
+        if call.run:
+            slot_index = call.slot_index
+            if self.flex.any_draining:
+                self.flex.token_seen(scheduler.slots[slot_index].spec.name)
+            gpu_us = self.meters[slot_index].end(serial, now_us)
+            # An attempt that was begun has its prompt behind it.
+            prompt, output = call.prompt, call.output if completed else 0
+            columns.slot[row] = slot_index
+            scheduler.release(serial, now_us, prompt_tokens=prompt, output_tokens=output, gpu_us=gpu_us)
+        else:
+            prompt = output = 0
+            if serial in scheduler.requests:
+                scheduler.cancel(serial, now_us)
+        call.reservation.settle(0, prompt + output)
+        if completed:
+            columns.first_us[row], columns.output[row] = call.first_us, output
+            call.estimate.learn_gpu_us(call.raw_us, gpu_us)
+            call.estimate.learn_output(output)
+        columns.ended_us[row], columns.gpu_us[row] = now_us, gpu_us
+        columns.code[row] = COMPLETED_CODE if completed else OUTCOME_CODES[outcome]
+        columns.served[row] = call.queued.class_index
+        columns.attempts[row] = call.queued.attempt
+        self.outcomes[outcome] += 1
+        del self.calls[serial]
+        if call.item is not None:
+            call.item.ended(outcome, gpu_us, now_us)
+        flex = self.flex
+        if flex.any_lent or flex.any_draining or scheduler.anything_queued():
+            self.pump(now_us)
+
+    # -- what the agent's own objects ask ------------------------------------------------------------------------------
+
+    def follow_safe_rate(self, now_us: int) -> None:
+        rate = own_safe_rate(self.document, self.agent_id or 0, self.flex.states(), now_us)
+        self.registry.set_safe_rate(rate, now_us)
+
+    def scheduled_slot(self, name: str) -> RunningSlot:
+        return next(slot for slot in self.scheduler.slots if slot.spec.name == name)
+
+    def is_batch(self, class_slug: str) -> bool:
+        entry = self.registry.classes.get(class_slug)
+        return entry is not None and entry.is_batch
+
+    def class_id(self, slug: str) -> int:
+        entry = self.registry.classes.get(slug)
+        return 0 if entry is None else entry.policy.id
+
+    def running(self) -> int:
+        """Requests that hold a place."""
+        return sum(request.phase is RUNNING for request in self.scheduler.requests.values())
