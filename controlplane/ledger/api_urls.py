@@ -2,12 +2,16 @@
 
 from django.urls import path
 
-from controlplane.ledger import close_api
+from controlplane.ledger import close_api, invoice_api
 from controlplane.ledger.api import AttributionReport, ChargesReport
 
 urlpatterns = [
     path("reports/attribution/", AttributionReport.as_view(), name="api-report-attribution"),
     path("reports/charges/", ChargesReport.as_view(), name="api-report-charges"),
+    path("invoices/", invoice_api.InvoicesView.as_view(), name="api-invoices"),
+    path("invoices/<int:pk>/", invoice_api.InvoiceView.as_view(), name="api-invoice"),
+    path("invoices/<int:pk>/withdraw/", invoice_api.WithdrawInvoiceView.as_view(), name="api-invoice-withdraw"),
+    path("invoice-mappings/", invoice_api.InvoiceMappingsView.as_view(), name="api-invoice-mappings"),
     path("reconciliations/<str:period>/", close_api.ReconciliationView.as_view(), name="api-reconciliation"),
     path("periods/", close_api.PeriodsView.as_view(), name="api-periods"),
     path("periods/<str:period>/", close_api.PeriodView.as_view(), name="api-period"),

@@ -2,11 +2,14 @@
 
 from django.urls import path
 
-from controlplane.ledger import analysis_views, close_views
+from controlplane.ledger import analysis_views, close_views, invoice_views
 
 urlpatterns = [
     path("finance/reconciliation/", close_views.bridge_page, name="finance-bridge"),
     path("finance/reconciliation/<str:period>/propose/", close_views.propose_variance, name="variance-propose"),
+    path("finance/invoices/", invoice_views.invoices_page, name="invoices"),
+    path("finance/invoices/<int:pk>/", invoice_views.invoice_page, name="invoice"),
+    path("finance/invoices/uploads/<uuid:upload_id>/", invoice_views.upload_page, name="invoice-upload"),
     path("finance/skus/<slug:slug>/", close_views.pool_sku, name="pool-sku"),
     path("finance/planned-rates/", close_views.planned_rate, name="planned-rate"),
     path("finance/periods/", close_views.periods_page, name="periods"),

@@ -167,3 +167,15 @@ def detect(header: Sequence[str]) -> str:
         if all(any(comparable(text) in names for text in getattr(columns, fact)) for fact in NEEDED):
             return name
     return ""
+
+
+def guessed_columns(header: Sequence[str]) -> dict[str, str]:
+    """The header of each fact that has a name which any of the formats uses, for a person to correct."""
+    names = header_names(header)
+    found: dict[str, str] = {}
+    for fact in COLUMN_FIELDS:
+        known = (comparable(name) for columns in FORMATS.values() for name in getattr(columns, fact))
+        place = next((names[name] for name in known if name in names), None)
+        if place is not None:
+            found[fact] = header[place]
+    return found

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime
 from decimal import Decimal
+from itertools import islice
 from typing import BinaryIO, TextIO
 
 from controlplane.core.reconcile import InvoiceCategory
@@ -116,6 +117,12 @@ def open_text(stream: BinaryIO) -> io.TextIOWrapper:
     return io.TextIOWrapper(stream, encoding=encoding, newline="")
 
 
+def sample(text: TextIO, lines: int) -> tuple[list[str], list[list[str]]]:
+    """The header and the first lines as they stand there, for choosing columns. Raises FileRefused for no CSV."""
+    rows = [row for _, row in islice(_rows(text, _delimiter(text)), lines + 1)]
+    return (rows[0], rows[1:]) if rows else ([], [])
+
+
 def survey(text: TextIO, *, format: str = "auto", mapping: ColumnMap | None = None) -> Reading:
     """First pass: which format it is and how it writes numbers and dates.
 
@@ -207,6 +214,8 @@ def _row(line: int, row: Sequence[str], reading: Reading) -> InvoiceRow:
     def text(fact: str) -> str:
         for at in places.get(fact, ()):
             found = cell(row[at])
+            if "\x00" in found:
+                raise CellError("holds a null byte, which is no text")
             if found:
                 return found
         return ""

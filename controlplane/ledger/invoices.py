@@ -4,15 +4,17 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import date, datetime
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from itertools import islice
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
+from django.core.exceptions import ValidationError
 from django.db import IntegrityError, transaction
 from django.db.models import QuerySet, Sum
 
 from controlplane.audit.actions import record
 from controlplane.audit.actors import Actor
+from controlplane.audit.reasons import checked_reason
 from controlplane.core.period import Window, load_zone, parse_period
 from controlplane.core.reconcile import InvoiceCategory
 from controlplane.ledger.invoice_cells import DayOrder, DecimalMark
@@ -26,11 +28,13 @@ from controlplane.ledger.invoice_reading import (
     read_rows,
     survey,
 )
-from controlplane.ledger.models import Invoice, InvoiceLine, InvoiceMapping
+from controlplane.ledger.models import Invoice, InvoiceLine, InvoiceMapping, Period
+from controlplane.ledger.posting import hold_posting
 from controlplane.tenants.models import Installation
 
 CHUNK_LINES = 2_000
 NAME_MOST = 255
+RATE_MOST = 10**12
 REPEATED_IDS_MOST = 100
 
 
@@ -50,6 +54,19 @@ class ExchangeRate:
 
     rate: Decimal
     day: date
+
+    @classmethod
+    def of_text(cls, rate: str, day: str) -> "ExchangeRate":
+        """Raises ValueError for a rate that is none, or without its day."""
+        try:
+            found = cls(Decimal(rate.strip()), date.fromisoformat(day.strip()))
+        except (InvalidOperation, ValueError):
+            raise ValueError(
+                f"{rate!r} of {day!r} is not a rate with its day: write it like 0.9214 of 2026-10-31"
+            ) from None
+        if not 0 < found.rate < RATE_MOST:
+            raise ValueError(f"{rate!r} is not a rate: enter a number over zero")
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +102,7 @@ class _Seen:
         """Counts one line."""
         self.lines += 1
         self.currencies.add(row.currency)
-        self.outside += not _inside(row, day, window, zone)
+        self.outside += not is_inside(row, day, window, zone)
         if row.line_id:
             if row.line_id in self.ids and len(self.repeated_ids) < REPEATED_IDS_MOST:
                 self.repeated_ids.append(row.line_id)
@@ -116,7 +133,7 @@ def import_invoice(
     digest = hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]
     if known := _known(digest, period):
         return Imported(known, repeated=True)
-    row, columns = _mapping(mapping)
+    row, columns = saved_mapping(mapping)
     text = open_text(stream)
     try:
         reading = survey(text, format=format, mapping=columns)
@@ -141,10 +158,20 @@ def import_invoice(
 
 
 def withdraw_invoice(invoice_id: int, *, actor: Actor, now: datetime, reason: str) -> Invoice:
-    """An invoice that was taken by mistake counts no longer; its lines stay readable. Twice changes nothing."""
+    """An invoice that was taken by mistake counts no longer; its lines stay readable. Twice changes nothing.
+
+    Raises ValidationError: on `reason` without one, on `period` once its month is closed.
+    """
+    reason = checked_reason(reason)
     with transaction.atomic():
+        # a close that is under way has checked this invoice, so it ends first
+        hold_posting()
         invoice = Invoice.objects.select_for_update().get(pk=invoice_id)
         if invoice.state == Invoice.State.CURRENT:
+            if Period.objects.filter(name=invoice.period, state=Period.State.CLOSED).exists():
+                raise ValidationError(
+                    {"period": f"{invoice.period} is closed on this invoice. Reopen it with a reason, then withdraw."}
+                )
             invoice.state = Invoice.State.WITHDRAWN
             invoice.save(update_fields=["state"])
             record(
@@ -163,6 +190,30 @@ def totals(invoice: Invoice) -> InvoiceTotals:
     )
 
 
+def imported_json(done: Imported) -> dict[str, Any]:
+    """What was taken, amounts as exact text: the answer of the command and of REST."""
+    invoice, sums = done.invoice, totals(done.invoice)
+    return {
+        "invoice": invoice.pk, "repeated": done.repeated, "format": invoice.format, "lines": invoice.lines_count,
+        "refused": [], "currency": invoice.currency, "outside_period": invoice.outside_period,
+        "repeated_ids": list(done.repeated_ids),
+        "totals": {
+            "billed": decimal_text(sums.billed),
+            "effective": None if sums.effective is None else decimal_text(sums.effective),
+        },
+        "by_category": {name: decimal_text(value) for name, value in sums.by_category.items()},
+        "by_service": {name: decimal_text(value) for name, value in sums.by_service.items()},
+    }  # fmt: skip
+
+
+def refused_json(error: LinesRefused) -> dict[str, Any]:
+    """Which lines cannot be read, for the command and for REST."""
+    return {
+        "lines": 0, "readable": error.readable, "refused_more": error.refused_more,
+        "refused": [{"line": row.line, "reason": row.reason} for row in error.refused],
+    }  # fmt: skip
+
+
 def decimal_text(value: Decimal) -> str:
     """Exact text without exponent and needless zeros: Decimal("1.500E+1") is "15"."""
     text = f"{value:f}"
@@ -178,7 +229,8 @@ def _known(digest: str, period: str) -> Invoice | None:
     return Invoice.objects.filter(file_sha256=digest, period=period, state=Invoice.State.CURRENT).first()
 
 
-def _mapping(name: str) -> tuple[InvoiceMapping | None, ColumnMap | None]:
+def saved_mapping(name: str) -> tuple[InvoiceMapping | None, ColumnMap | None]:
+    """A mapping by its name, none without one. Raises ValueError, with those there are, for one that is not saved."""
     if not name:
         return None, None
     row = InvoiceMapping.objects.filter(name=name).first()
@@ -206,18 +258,20 @@ def _store(invoice: Invoice, rows: Iterator[InvoiceRow], window: Window, zone: s
     while chunk := list(islice(rows, CHUNK_LINES)):
         lines = []
         for row in chunk:
-            day = _day(row, zone)
+            day = billing_day(row, zone)
             seen.take(row, day, window, zone)
             lines.append(_line(invoice, row, day))
         InvoiceLine.objects.bulk_create(lines)
     return seen
 
 
-def _day(row: InvoiceRow, zone: str) -> date:
+def billing_day(row: InvoiceRow, zone: str) -> date:
+    """The day of the billing zone that a line belongs to."""
     return row.starts.astimezone(load_zone(zone)).date() if isinstance(row.starts, datetime) else row.starts
 
 
-def _inside(row: InvoiceRow, day: date, window: Window, zone: str) -> bool:
+def is_inside(row: InvoiceRow, day: date, window: Window, zone: str) -> bool:
+    """Whether a line is of the period."""
     if isinstance(row.starts, datetime):
         return row.starts in window
     first, after = (at.astimezone(load_zone(zone)).date() for at in (window.start, window.end))

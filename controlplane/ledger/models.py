@@ -3,6 +3,8 @@
 Event and transfer rows are never updated or deleted; the database refuses it for every role.
 """
 
+from uuid import uuid4
+
 from django.db import models
 from django.db.models import F, Q
 
@@ -245,6 +247,21 @@ class InvoiceLine(models.Model):
     class Meta:
         constraints = [models.UniqueConstraint(fields=["invoice", "line"], name="invoice_line_once")]
         indexes = [models.Index(fields=["invoice", "category"])]
+
+
+class InvoiceUpload(models.Model):
+    """A provider's file that a person looks through in the browser before it is taken; gone once it is, or a day later.
+
+    It counts nowhere: an invoice is only what was taken.
+    """
+
+    id = models.UUIDField(primary_key=True, default=uuid4)
+    period = models.CharField(max_length=7)
+    file_name = models.CharField(max_length=255)
+    size_bytes = models.PositiveIntegerField()
+    content = models.BinaryField()
+    uploaded_at = models.DateTimeField(db_index=True)
+    uploaded_by = models.CharField(max_length=200)
 
 
 class PoolSku(models.Model):

@@ -77,7 +77,8 @@ SECTIONS: tuple[Section, ...] = (
         _entry("Finance", "finance"),
         (
             _entry("Attribution", "finance"),
-            _entry("Invoice bridge", "finance-bridge", "bridge", "invoices"),
+            _entry("Invoices", "invoices"),
+            _entry("Invoice bridge", "finance-bridge", "bridge"),
             _entry("Statements", "statements", "finance-statements"),
             _entry("Budgets", "budgets", roles=EVERYONE),
             _entry("Rates", "rates"),

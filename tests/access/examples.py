@@ -25,7 +25,7 @@ from controlplane.flex.models import Decision, Lend
 from controlplane.jobs.models import Batch, Job, StoredFile
 from controlplane.jobs.storage import Writing
 from controlplane.ledger import rates
-from controlplane.ledger.models import AttributionInterval, ExportJob, Proposal
+from controlplane.ledger.models import AttributionInterval, ExportJob, Invoice, InvoiceUpload, Proposal
 from controlplane.policy.compile import compile_configuration
 from controlplane.policy.models import Revision, Rollout
 from controlplane.tenants import key_actions
@@ -269,6 +269,25 @@ def export_job(owner: str) -> int:
     return found.pk
 
 
+def invoice(owner: str) -> int:
+    found, _ = Invoice.objects.get_or_create(
+        file_sha256="0" * 64, period="2026-09",
+        defaults={
+            "file_name": "september.csv", "format": "focus", "currency": "EUR", "lines_count": 0,
+            "imported_at": factories.NOW, "imported_by": "ada",
+        },
+    )  # fmt: skip
+    return found.pk
+
+
+def invoice_upload(owner: str) -> UUID:
+    found = InvoiceUpload.objects.first() or InvoiceUpload.objects.create(
+        period="2026-10", file_name="october.csv", size_bytes=80, uploaded_at=timezone.now(), uploaded_by="ada",
+        content=b"BilledCost,BillingCurrency,ChargePeriodStart\n1.5,EUR,2026-10-02T00:00:00Z\n",
+    )  # fmt: skip
+    return found.pk
+
+
 def proposal(owner: str) -> int:
     found, _ = Proposal.objects.get_or_create(
         event_key=f"credit_note:{owner}",
@@ -293,6 +312,9 @@ ARGUMENTS: dict[tuple[str, str], Maker] = {
     ("finance/exports/", "pk"): export_job,
     ("finance/proposals/", "pk"): proposal,
     ("finance/skus/", "slug"): pool,
+    ("finance/invoices/", "pk"): invoice,
+    ("finance/invoices/uploads/", "upload_id"): invoice_upload,
+    ("api/v1/invoices/", "pk"): invoice,
     ("api/v1/periods/", "period"): month,
     ("api/v1/periods/", "file_format"): file_format,
     ("api/v1/proposals/", "pk"): proposal,

@@ -1,8 +1,6 @@
 """`manage.py import_invoice FILE --period YYYY-MM`: takes a provider's invoice, every line or none."""
 
 import json
-from datetime import date
-from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,8 @@ from controlplane.ledger.invoices import (
     LinesRefused,
     decimal_text,
     import_invoice,
+    imported_json,
+    refused_json,
     totals,
 )
 from controlplane.tenants.models import Installation
@@ -29,12 +29,9 @@ SHOWN = 20
 def _exchange(text: str) -> ExchangeRate:
     rate, _, day = text.partition("@")
     try:
-        found = ExchangeRate(Decimal(rate), date.fromisoformat(day))
-    except (InvalidOperation, ValueError):
+        return ExchangeRate.of_text(rate, day)
+    except ValueError:
         raise ValueError(f"{text!r} is not a rate: write it like 0.9214@2026-10-31") from None
-    if not 0 < found.rate < 10**12:
-        raise ValueError(f"{rate!r} is not a rate: enter a number over zero")
-    return found
 
 
 class Command(BaseCommand):
@@ -76,18 +73,7 @@ class Command(BaseCommand):
     def _taken(self, done: Imported, options: dict[str, Any]) -> None:
         invoice, sums = done.invoice, totals(done.invoice)
         if options["json"]:
-            body = {
-                "invoice": invoice.pk, "repeated": done.repeated, "format": invoice.format,
-                "lines": invoice.lines_count, "refused": [], "currency": invoice.currency,
-                "outside_period": invoice.outside_period, "repeated_ids": list(done.repeated_ids),
-                "totals": {
-                    "billed": decimal_text(sums.billed),
-                    "effective": None if sums.effective is None else decimal_text(sums.effective),
-                },
-                "by_category": {name: decimal_text(value) for name, value in sums.by_category.items()},
-                "by_service": {name: decimal_text(value) for name, value in sums.by_service.items()},
-            }  # fmt: skip
-            self.stdout.write(json.dumps(body))
+            self.stdout.write(json.dumps(imported_json(done)))
             return
         again = " (this file was imported before)" if done.repeated else ""
         self.stdout.write(
@@ -99,11 +85,7 @@ class Command(BaseCommand):
 
     def _refused(self, error: LinesRefused, options: dict[str, Any]) -> None:
         if options["json"]:
-            body = {
-                "lines": 0, "readable": error.readable, "refused_more": error.refused_more,
-                "refused": [{"line": row.line, "reason": row.reason} for row in error.refused],
-            }  # fmt: skip
-            self.stdout.write(json.dumps(body))
+            self.stdout.write(json.dumps(refused_json(error)))
         else:
             for row in error.refused[:SHOWN]:
                 self.stderr.write(f"line {row.line}: {row.reason}")
