@@ -2,9 +2,9 @@
 PYTHON ?= python3
 ARGS ?=
 
-.PHONY: demo test bench compile lint clean
+.PHONY: demo test bench chaos compile lint clean
 
-demo test bench compile lint:
+demo test bench chaos compile lint:
 	@$(PYTHON) bootstrap.py run $@ -- $(ARGS)
 
 clean:

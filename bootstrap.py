@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Makes the environment from the hashed lock files and runs a command in it. Standard library only.
 
-    python3 bootstrap.py run demo|test|bench|compile|lint [-- arguments]
+    python3 bootstrap.py run demo|test|bench|chaos|compile|lint [-- arguments]
     python3 bootstrap.py env runtime|dev
     python3 bootstrap.py clean
 
@@ -403,6 +403,12 @@ def run_bench(arguments):
     become(["-m", "benchmarks", *arguments], {})
 
 
+def run_chaos(arguments):
+    """Become the many kills."""
+    ensure("dev")
+    become(["-m", "tests.chaos", *arguments], {})
+
+
 def run_compile(arguments):
     """Compile what a request passes in an agent; says what is needed where it cannot."""
     ensure("dev")
@@ -468,7 +474,14 @@ def stop_supervisor(path):
         os.close(lock)
 
 
-RUNS = {"demo": run_demo, "test": run_test, "bench": run_bench, "compile": run_compile, "lint": run_lint}
+RUNS = {
+    "demo": run_demo,
+    "test": run_test,
+    "bench": run_bench,
+    "chaos": run_chaos,
+    "compile": run_compile,
+    "lint": run_lint,
+}
 
 
 def main(arguments):
