@@ -27,12 +27,15 @@ from controlplane.contracts.forms import (
     contract_shown,
 )
 from controlplane.contracts.models import Contract, ContractVersion, WorkloadClass
+from controlplane.contracts.nights import last_night, nights_of
 from controlplane.contracts.wording import AlertLine, alert_lines, phrases, sentence
 from controlplane.fleet.edit_flow import Edit, run
 from controlplane.fleet.percent import percent_of_ppm
-from controlplane.tenants.access import may, requires
+from controlplane.tenants.access import may, member_of, requires
 from controlplane.tenants.actions import Stale
+from controlplane.tenants.queries import visible_tenants
 from controlplane.tenants.review import reason_of
+from controlplane.tenants.roles import Role
 
 TAKES_PUSH = "Takes effect when you push."
 AT_ONCE = "Takes effect within 2 s."
@@ -187,8 +190,16 @@ def contracts(request: HttpRequest) -> HttpResponse:
     rows = queries.visible_contracts(request.user).filter(archived_at__isnull=not ended)
     now = timezone.now()
     standings = queries.standings(list(rows.order_by("slug")[:1_000]), now)
+    nights = nights_of([row.contract for row in standings], now, tenants=_own_jobs(request), nights=3)
     context = {
-        "rows": [(row, sentence(row.in_force or row.next) if row.in_force or row.next else "") for row in standings],
+        "rows": [
+            (
+                row,
+                sentence(row.in_force or row.next) if row.in_force or row.next else "",
+                last_night(nights.get(row.contract.pk, ())),
+            )
+            for row in standings
+        ],
         "ended": ended,
         "may_write": may(request.user, "contract.write"),
         "now": now,
@@ -202,7 +213,13 @@ def contract(request: HttpRequest, slug: str) -> HttpResponse:
     now = timezone.now()
     (standing,) = queries.standings([row], now)
     shown = standing.in_force or standing.next
+    own_jobs = _own_jobs(request)
+    nights = nights_of([row], now, tenants=own_jobs).get(row.pk)
     context = {
+        "nights": nights,
+        "night_meta": f"newest first, {shown.zone}" if shown else "",
+        "missed_nights": [night for night in nights or () if night.missed],
+        "own_jobs_only": own_jobs is not None,
         "contract": row,
         "standing": standing,
         "version_word": f"Version {standing.in_force.number}" if standing.in_force else "",
@@ -216,6 +233,14 @@ def contract(request: HttpRequest, slug: str) -> HttpResponse:
         "now": now,
     }  # fmt: skip
     return render(request, "contracts/contract.html", context)
+
+
+def _own_jobs(request: HttpRequest) -> list[int] | None:
+    """Whose jobs a person may see counted: a tenant's member those of the own tenants, None for all."""
+    member = member_of(request.user)
+    if member is not None and member.role != Role.TENANT:
+        return None
+    return list(visible_tenants(request.user).values_list("pk", flat=True))
 
 
 @requires("contract.write")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from fractions import Fraction
 
 from django.db.models import QuerySet
 
 from controlplane.contracts.models import ContractVersion
+from controlplane.contracts.nights import batch_job, objective_of
 from controlplane.contracts.queries import Standing
 from controlplane.core.batch_objective import (
     BatchJob,
@@ -19,11 +19,9 @@ from controlplane.core.batch_objective import (
     batch_night,
     judge_night,
 )
-from controlplane.core.period import load_zone, to_us
+from controlplane.core.period import to_us
 from controlplane.core.slo import Verdict
 from controlplane.jobs.models import Job
-
-PPM = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,19 +36,6 @@ class Night:
     def grade(self) -> str:
         """`bad`, `unknown` or `ok`, in the words of the status chips."""
         return {Verdict.MISSED: "bad", Verdict.MET: "ok"}.get(self.result.verdict, "unknown")
-
-
-def objective_of(version: ContractVersion) -> BatchObjective | None:
-    """The core's objective; None when the version lacks its wall clocks."""
-    if version.admitted_before is None or version.finished_by is None:
-        return None
-    return BatchObjective(
-        zone=load_zone(version.zone),
-        admitted_before=version.admitted_before,
-        finish_by=version.finished_by,
-        target=Fraction(version.target_ppm, PPM),
-        first_attempt_max_us=None if version.first_attempt_within_s is None else version.first_attempt_within_s * PPM,
-    )
 
 
 def evaluate(rows: Iterable[Standing], now: datetime) -> dict[int, Night]:
@@ -68,7 +53,7 @@ def evaluate(rows: Iterable[Standing], now: datetime) -> dict[int, Night]:
     found = {}
     for row, objective in batch:
         own = [
-            BatchJob(to_us(job.created_at), _us(job.first_attempt_at), _finished_us(job))
+            batch_job(job)
             for job in jobs
             if job.workload_class_id == row.contract.workload_class_id
             and row.contract.tenant_id in (None, job.tenant_id)
@@ -83,15 +68,6 @@ def _promised(now: datetime) -> QuerySet[Job]:
     choice, or that were taken back."""
     rows = Job.objects.filter(created_at__gte=now - timedelta(days=4), deadline__isnull=False)
     return rows.exclude(state__in=(Job.State.CANCELLED, Job.State.FAILED, Job.State.IMPORTING))
-
-
-def _finished_us(job: Job) -> int | None:
-    """When all of a job was done; an end by expiry is none."""
-    return None if job.state == Job.State.EXPIRED else _us(job.finished_at)
-
-
-def _us(at: datetime | None) -> int | None:
-    return None if at is None else to_us(at)
 
 
 def _night(version: ContractVersion, objective: BatchObjective, jobs: list[BatchJob], now: datetime) -> Night:
