@@ -20,9 +20,10 @@ import uvloop
 from aiohttp import web
 
 from controlplane.core.reasons import Outcome
+from controlplane.wire.enrolment import Enrolled, Helloed
 from controlplane.wire.lease import LeaseAnswer
 from controlplane.wire.policy import LiveKey, PolicyDocument
-from controlplane.wire.report import Answer, Enrolled, Helloed, Lease, LiveDelta, Report
+from controlplane.wire.report import Answer, Lease, LiveDelta, Report
 from tests.agent import worlds
 
 SLOTS = 4

@@ -16,8 +16,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from benchmarks.http_load import request_bytes
 from controlplane.wire import signing
+from controlplane.wire.enrolment import Hello, Helloed
 from controlplane.wire.policy import Nudge, PolicyDocument, SignedNudge, SignedPolicy, nudge_message, policy_message
-from controlplane.wire.report import Answer, Hello, Helloed, Report
+from controlplane.wire.report import Answer, Report
 
 JITTER_S = 0.2
 _answers = msgspec.json.Decoder(Answer)

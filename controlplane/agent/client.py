@@ -12,17 +12,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from controlplane.agent.errors import Refused, Unreachable
 from controlplane.wire import signing
+from controlplane.wire.enrolment import Enrol, Enrolled, Hello, Helloed
 from controlplane.wire.lease import LeaseAnswer, LeaseRequest
 from controlplane.wire.packed import CONTENT_TYPE, FORM, as_json, is_packed
 from controlplane.wire.problem import Problem
 from controlplane.wire.rekeying import Rekey, Rekeyed
-from controlplane.wire.report import (
-    Answer,
-    Enrol,
-    Enrolled,
-    Hello,
-    Helloed,
-)
+from controlplane.wire.report import Answer
 
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
 CONNECT_TIMEOUT_S = 5.0

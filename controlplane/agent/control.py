@@ -30,8 +30,9 @@ from controlplane.agent.spool import EpochSpool, StoredReport
 from controlplane.agent.spool_store import SpoolStore
 from controlplane.agent.version import SOFTWARE
 from controlplane.wire import signing
+from controlplane.wire.enrolment import Enrol, Hello
 from controlplane.wire.packed import FORM
-from controlplane.wire.report import Answer, Enrol, Hello
+from controlplane.wire.report import Answer
 
 log = logging.getLogger(__name__)
 
@@ -445,8 +446,12 @@ class Control:
                 spool.seal(now_us)
                 log.info("epoch %d is sealed at report %d", spool.epoch, state.last_seq)
                 return True
+            spends = self.engine.leases.spends_of_epoch(spool.epoch)
+            if any(spend.reserved_nanos for spend in spends):  # by requests that this process goes on with
+                await asyncio.sleep(1.0)
+                return True
             lost = len(state.opened)
-            cut_last_report(spool, now_us)
+            cut_last_report(spool, now_us, spends)
             if lost:
                 log.warning(
                     "epoch %d: %d requests were in flight when its process ended: closed as lost", spool.epoch, lost

@@ -25,7 +25,7 @@ from controlplane.agent.flex_host import EngineFlexHost
 from controlplane.agent.front_desk import FrontDesk
 from controlplane.agent.item_calls import unusable
 from controlplane.agent.items import ItemRunner
-from controlplane.agent.journal_entries import Closed, Entry, ItemEnd, Mark, Opened
+from controlplane.agent.journal_entries import Entry, ItemEnd, Mark, Opened
 from controlplane.agent.latency_totals import LatencyTotals
 from controlplane.agent.learning import learn
 from controlplane.agent.live_figures import Figures
@@ -37,7 +37,7 @@ from controlplane.agent.registry import Registry
 from controlplane.agent.replies import answer_client, status_of
 from controlplane.agent.rescheduling import build, move, same_shape
 from controlplane.agent.safe_rate import own_safe_rate
-from controlplane.agent.settlement import Settled, closed_row, is_charged, measured, opened_row, settle, stages_of
+from controlplane.agent.settlement import Settled, closed_entry, is_charged, measured, opened_row, settle
 from controlplane.agent.slot_readiness import SlotReadiness
 from controlplane.agent.spool import EpochSpool
 from controlplane.agent.tracing import Tracer
@@ -104,6 +104,7 @@ class Engine:
     def start(self, spool: EpochSpool) -> None:
         """Begin to take requests: an epoch was issued."""
         self.spool = spool
+        self.leases.begin_epoch(spool.epoch, self.clock.now_us())
         self.items.new_epoch()
         if self._timer is None:
             self._timer = self._loop.call_later(STEP_S, self._tick)
@@ -374,20 +375,13 @@ class Engine:
         slot: AgentSlot | None,
         end: ItemEnd | None,
     ) -> None:
-        assert call.opened is not None
-        row = closed_row(
-            call,
-            call.opened,
-            outcome,
-            status,
-            settled,
-            stages_of(call, now_us),
-            gpu_us=gpu_us,
-            ended_us=now_us,
-            slot_id=-1 if slot is None else slot.policy.id,
-        )
         verdicts = self.objectives.closed(call.judges, call.arrived_us, measured(call, outcome, now_us))
-        self.note(Closed(row, verdicts, item=end))
+        slot_id = -1 if slot is None else slot.policy.id
+        entry = closed_entry(
+            call, outcome, status, settled, verdicts, end, gpu_us=gpu_us, ended_us=now_us, slot_id=slot_id
+        )
+        self.note(entry)
+        row = entry.row
         self.latencies.note(row)
         if self.tracer is not None:
             self.tracer.ended(call, row, outcome)

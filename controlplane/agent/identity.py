@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from controlplane.agent.atomic_file import sync_directory, write_atomic
 from controlplane.agent.errors import AgentError
 from controlplane.wire import signing
-from controlplane.wire.report import Enrolled, Helloed
+from controlplane.wire.enrolment import Enrolled, Helloed
 
 KEY_FILE = "agent.key"
 NEXT_KEY_FILE = "agent.key.next"

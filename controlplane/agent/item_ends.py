@@ -18,10 +18,10 @@ TOO_LARGE = 413
 
 def items_done(entries: Iterable[Closed]) -> list[ItemDone]:
     """The ends that go with these records."""
-    return [item_done(entry.row, entry.item) for entry in entries if entry.item is not None]
+    return [item_done(entry.row, entry.item, entry.lease_id) for entry in entries if entry.item is not None]
 
 
-def item_done(row: UsageRow, end: ItemEnd) -> ItemDone:
+def item_done(row: UsageRow, end: ItemEnd, lease_id: int) -> ItemDone:
     """One end: the request's record says how, the item's entry of what."""
     return ItemDone(
         end.job_id,
@@ -33,6 +33,7 @@ def item_done(row: UsageRow, end: ItemEnd) -> ItemDone:
         row.status,
         Raw(end.response),
         end.reason,
+        lease_id,
     )
 
 
@@ -51,13 +52,15 @@ def carried(closed: Iterable[Closed], records_max: int) -> list[Closed]:
 def closed_again(rows: Sequence[UsageRow], ends: Iterable[ItemDone]) -> list[Closed]:
     """Journal entries of records that a report had carried, each with its item's end, for a later report."""
     by_request = {end.request_id: end for end in ends}
-    return [Closed(row, [], counted=True, item=_entry_of(by_request.get(row.request_id))) for row in rows]
+    return [_closed(row, by_request.get(row.request_id)) for row in rows]
 
 
-def _entry_of(end: ItemDone | None) -> ItemEnd | None:
+def _closed(row: UsageRow, end: ItemDone | None) -> Closed:
+    """The report that had carried it goes on telling what was spent."""
     if end is None:
-        return None
-    return ItemEnd(end.job_id, end.line, end.attempt, end.fence, bytes(end.response), end.reason)
+        return Closed(row, [], counted=True)
+    item = ItemEnd(end.job_id, end.line, end.attempt, end.fence, bytes(end.response), end.reason)
+    return Closed(row, [], counted=True, item=item, lease_id=end.lease_id)
 
 
 def without_response(report: Report) -> Report | None:

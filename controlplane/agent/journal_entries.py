@@ -63,13 +63,17 @@ class ItemEnd(Struct, array_like=True, frozen=True, gc=False):
 class Closed(Struct, array_like=True, frozen=True, tag="C"):
     """A request ended. `counted` says that a report has counted its verdicts already, though not carried its row.
 
-    `item` goes with the row, in the same report.
+    `item` goes with the row, in the same report. `lease_id` is the lease that paid for it, 0 for none, and
+    `lease_spent_nanos` all that was spent of that lease with this request: if the process is killed before its next
+    report, its successor tells the control plane.
     """
 
     row: UsageRow
     verdicts: list[Verdict]
     counted: bool = False
     item: ItemEnd | None = None
+    lease_id: int = 0
+    lease_spent_nanos: int = 0
 
 
 class Moved(Struct, array_like=True, frozen=True, tag="M"):

@@ -12,6 +12,7 @@ from controlplane.agent.client import ControlPlane
 from controlplane.agent.engine import Engine
 from controlplane.agent.errors import Refused, Unreachable
 from controlplane.wire.lease import LeaseRequest
+from controlplane.wire.report import LeaseSpend
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +60,17 @@ class LeaseDesk:
         self._back.set()
         self._back.clear()
 
+    def _spends(self, tenant_id: int) -> list[LeaseSpend]:
+        """What was spent of a tenant's leases, once the journal says so too: nothing is told that a kill could undo."""
+        spool = self._engine.spool
+        if spool is None:
+            return []
+        try:
+            spool.flush()
+        except OSError:
+            return []
+        return self._engine.leases.spends(tenant_id)
+
     async def _ask(self, question: _Question) -> None:
         loop, engine = asyncio.get_running_loop(), self._engine
         tenant_id, job = question
@@ -70,7 +82,7 @@ class LeaseDesk:
             await asyncio.sleep(GATHER_S)
         asked_us = engine.clock.now_us()
         waiting_nanos = engine.desk.waiting_nanos(tenant_id)
-        spends = engine.leases.spends(tenant_id)
+        spends = self._spends(tenant_id)
         request = LeaseRequest(tenant_id, self._needs[question], spends, waiting_nanos, job)
         pause_s = PAUSE_S
         try:

@@ -24,14 +24,15 @@ class SlicePurse(LeasePurse):
 class HeldLease:
     """One lease row of the control plane as it is spent here."""
 
-    __slots__ = ("closed_us", "expires_us", "job", "learnt_us", "lease_id", "purse", "tenant_id")
+    __slots__ = ("closed_us", "epoch", "expires_us", "job", "learnt_us", "lease_id", "purse", "tenant_id")
 
-    def __init__(self, lease: Lease, now_us: int) -> None:
+    def __init__(self, lease: Lease, epoch: int, now_us: int) -> None:
         self.lease_id = lease.lease_id
+        self.epoch = epoch
         self.tenant_id = lease.tenant_id
         self.job = lease.job
         """The job whose requests alone it pays for; empty for those of its tenant."""
-        self.purse = (SlicePurse if lease.outage else LeasePurse)(lease.amount_nanos)
+        self.purse = (SlicePurse if lease.outage else LeasePurse)(lease.amount_nanos, lease_id=lease.lease_id)
         self.expires_us = lease.expires_us
         self.learnt_us = now_us
         self.closed_us: int | None = None
@@ -39,11 +40,20 @@ class HeldLease:
     def usable(self, now_us: int) -> bool:
         return self.closed_us is None and now_us < self.expires_us
 
+    def close(self, now_us: int) -> None:
+        """Nothing more is reserved of it; what is reserved will be settled."""
+        self.closed_us = now_us
+        self.purse.recall(self.purse.remaining_nanos)
+
 
 class LeaseBook:
-    """All leases of this agent's epoch. The control plane's rows are the truth; this follows every answer."""
+    """All leases of this agent's epoch, and those of its epoch before while requests still hold some of them.
+
+    The control plane's rows are the truth; this follows every answer.
+    """
 
     def __init__(self) -> None:
+        self.epoch = 0
         self._leases: dict[int, HeldLease] = {}
         self._by_tenant: dict[int, list[HeldLease]] = {}
         self._slices: dict[int, list[HeldLease]] = {}
@@ -57,6 +67,13 @@ class LeaseBook:
         """When the control plane last said what is leased."""
         self.on_return: Callable[[], None] = lambda: None
         """Called when it answers again after a question that it did not answer."""
+
+    def begin_epoch(self, epoch: int, now_us: int) -> None:
+        """From here on requests are paid from leases of this epoch: those of another end with it."""
+        self.epoch = epoch
+        for held in self._leases.values():
+            if held.closed_us is None:
+                held.close(now_us)
 
     def apply(self, leases: list[Lease], exhausted: list[Exhausted], *, asked_us: int, now_us: int) -> None:
         """Take all open leases of an answer to what was sent at `asked_us`.
@@ -73,8 +90,7 @@ class LeaseBook:
             self._take(lease, now_us)
         for held in list(self._leases.values()):
             if held.lease_id not in named and held.learnt_us < asked_us and held.closed_us is None:
-                held.closed_us = now_us
-                held.purse.recall(held.purse.remaining_nanos)
+                held.close(now_us)
             if (
                 held.closed_us is not None
                 and not held.purse.reserved_nanos
@@ -92,7 +108,7 @@ class LeaseBook:
     def _take(self, lease: Lease, now_us: int) -> None:
         held = self._leases.get(lease.lease_id)
         if held is None:
-            held = self._leases[lease.lease_id] = HeldLease(lease, now_us)
+            held = self._leases[lease.lease_id] = HeldLease(lease, self.epoch, now_us)
             self._kept_in(held).setdefault(lease.tenant_id, []).append(held)
             if not lease.outage:
                 self._exhausted.pop(lease.tenant_id, None)
@@ -195,6 +211,11 @@ class LeaseBook:
             if tenant_id is None
             else [*self._by_tenant.get(tenant_id, ()), *self._slices.get(tenant_id, ())]
         )
+        return [LeaseSpend(h.lease_id, h.purse.settled_nanos, h.purse.reserved_nanos) for h in held]
+
+    def spends_of_epoch(self, epoch: int) -> list[LeaseSpend]:
+        """Spent and reserved of the leases of an epoch so far, of those that are still held."""
+        held = [h for h in self._leases.values() if h.epoch == epoch]
         return [LeaseSpend(h.lease_id, h.purse.settled_nanos, h.purse.reserved_nanos) for h in held]
 
     @property

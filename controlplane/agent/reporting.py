@@ -20,7 +20,16 @@ from controlplane.agent.refusal_log import RefusalLog
 from controlplane.agent.spool import EpochSpool, StoredReport
 from controlplane.core.reasons import Outcome
 from controlplane.wire.packed import pack, read_report
-from controlplane.wire.report import LAYOUT, DecisionSample, ItemDone, LostReports, Report, SlotMeter, SlotUsage
+from controlplane.wire.report import (
+    LAYOUT,
+    DecisionSample,
+    ItemDone,
+    LeaseSpend,
+    LostReports,
+    Report,
+    SlotMeter,
+    SlotUsage,
+)
 
 RECORDS_MAX: Final = 8_000
 """Rows of one report."""
@@ -219,13 +228,17 @@ def name_lost(spool: EpochSpool, stored: StoredReport, first_seq: int, now_us: i
     spool.recut(Recut(stored.seq, now_us, stored.records, stored.seal, _body(spool, report), [], []))
 
 
-def cut_last_report(spool: EpochSpool, now_us: int) -> None:
+def cut_last_report(spool: EpochSpool, now_us: int, spends: Sequence[LeaseSpend] = ()) -> None:
     """Write down what is left of an old epoch: unreported records, what was open as lost, their counts; and seal it.
 
     Requests that were open ended when their process was last heard of. Left-over rows beyond one report's size go in
-    reports before the last one.
+    reports before the last one. `spends` are what this process knows of the epoch's leases: it may have been its own.
     """
     state = spool.state
+    totals = dict(state.spent)
+    for spend in spends:
+        totals[spend.lease_id] = max(spend.spent_nanos, totals.get(spend.lease_id, 0))
+    spent = [LeaseSpend(lease_id, nanos, 0) for lease_id, nanos in sorted(totals.items())]
     objectives, refusals = ObjectiveLedger(), RefusalLog()
     objectives.recover_admitted(state.admitted)
     for opened in state.opened.values():
@@ -245,8 +258,9 @@ def cut_last_report(spool: EpochSpool, now_us: int) -> None:
         if len(entries) == len(state.closed):
             break
         rows = [entry.row for entry in entries]
+        done = items_done(entries)
         report = Report(
-            LAYOUT, spool.epoch, state.last_seq + 1, now_us, 0, 0, records=rows, items_done=items_done(entries)
+            LAYOUT, spool.epoch, state.last_seq + 1, now_us, 0, 0, records=rows, items_done=done, spends=spent
         )
         spool.cut(Cut(state.last_seq + 1, now_us, len(rows), False, _body(spool, report)))
     rows = [entry.row for entry in entries]
@@ -266,6 +280,7 @@ def cut_last_report(spool: EpochSpool, now_us: int) -> None:
         records=rows,
         objectives=objectives.take(),
         refusals=refusals.take_counts(),
+        spends=spent,
         seal=True,
         items_done=items_done(entries),
     )

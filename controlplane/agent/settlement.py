@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from controlplane.agent.backends.base import TokenUsage
 from controlplane.agent.call import Call
+from controlplane.agent.journal_entries import Closed, ItemEnd, Verdict
 from controlplane.agent.objectives import Measured
 from controlplane.agent.purses import SlicePurse
 from controlplane.core.pricing import ChargeLines, capped, charge
@@ -164,6 +165,30 @@ def closed_row(
         stages.decode_us, stages.return_us, ttft_us, gpu_us, opened.estimated_gpu_us,
         lines.prompt_nanos, lines.cached_nanos, lines.output_nanos, lines.gpu_nanos, opened.client_request_id,
     )  # fmt: skip
+
+
+def closed_entry(
+    call: Call,
+    outcome: Outcome,
+    status: int,
+    settled: Settled,
+    verdicts: list[Verdict],
+    end: ItemEnd | None,
+    *,
+    gpu_us: int,
+    ended_us: int,
+    slot_id: int,
+) -> Closed:
+    """The journal's entry of an ended call, whose reservation is settled: its record and what its lease has spent."""
+    assert call.opened is not None
+    stages = stages_of(call, ended_us)
+    row = closed_row(
+        call, call.opened, outcome, status, settled, stages, gpu_us=gpu_us, ended_us=ended_us, slot_id=slot_id
+    )
+    purse = None if call.reservation is None else call.reservation.purse
+    if purse is None:
+        return Closed(row, verdicts, False, end)
+    return Closed(row, verdicts, False, end, purse.lease_id, purse.settled_nanos)
 
 
 def measured(call: Call, outcome: Outcome, ended_us: int) -> Measured:

@@ -66,6 +66,8 @@ class SpoolState:
     closed: deque[Closed] = field(default_factory=deque)
     responses_bytes: int = 0
     """Responses of batch items among `closed`: what they hold of memory."""
+    spent: dict[int, int] = field(default_factory=dict)
+    """Lease id -> what was spent of it, in nanos, of leases that were spent of since the last report was cut."""
     turned: list[Turned] = field(default_factory=list)
     admitted: list[Mark] = field(default_factory=list)
     """Marks of requests that were admitted and closed since the last report: nobody has counted their admission."""
@@ -85,6 +87,8 @@ class SpoolState:
             if opened is not None and not opened.counted:
                 self.admitted += opened.marks
             self.closed.append(entry)
+            if entry.lease_spent_nanos:
+                self.spent[entry.lease_id] = max(entry.lease_spent_nanos, self.spent.get(entry.lease_id, 0))
             if entry.item is not None:
                 self.responses_bytes += len(entry.item.response)
         elif isinstance(entry, Turned):
@@ -107,6 +111,7 @@ class SpoolState:
         # The segment repeats what was open and unreported when it began.
         self.opened.clear()
         self.closed.clear()
+        self.spent.clear()
         self.turned.clear()
         self.admitted.clear()
         self.responses_bytes = 0
@@ -125,6 +130,7 @@ class SpoolState:
         for request_id, entry in self.opened.items():
             if not entry.counted:
                 self.opened[request_id] = msgspec.structs.replace(entry, counted=True)
+        self.spent.clear()
         self.turned.clear()
         self.admitted.clear()
 

@@ -9,11 +9,11 @@ from typing import Any
 
 from psycopg import Cursor
 
-from controlplane.budgets.leases import Overspent, SpendReport, close_epochs, settle
+from controlplane.budgets.lease_settling import Overspent, SpendReport, Waiver, close_epochs, settle
 from controlplane.budgets.windows import BudgetRow, budgets_of, window_of, windows_at
 from controlplane.core.period import from_us
 
-__all__ = ["Overspent", "SpendReport", "close_epochs", "settle", "settle_soft"]
+__all__ = ["Overspent", "SpendReport", "Waiver", "close_epochs", "settle", "settle_soft"]
 
 
 def settle_soft(cursor: Cursor[Any], charges: Sequence[tuple[int, int, int]]) -> None:

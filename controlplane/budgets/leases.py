@@ -2,7 +2,7 @@
 
 At every instant settled + leased <= limit in each hard window; the database checks it too. A lease's charge moves from
 leased to settled as the agent reports it; what it did not spend goes back when the lease is closed: after its end, once
-the agent says that no running request holds any of it, or when its epoch is sealed.
+the agent says that no running request holds any of it, or when its epoch is sealed (`budgets.lease_settling`).
 """
 
 from __future__ import annotations
@@ -11,13 +11,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from uuid import UUID
 
 from controlplane.budgets.windows import WindowRow, budgets_of, until_end, windows_at
 from controlplane.core.leases import BudgetWindow, lease_size
 from controlplane.core.period import format_utc, to_us
 from controlplane.usage.sql import SqlCursor
-from controlplane.wire.report import Exhausted, Lease, LeaseSpend
+from controlplane.wire.report import Exhausted, Lease
 
 LEASE_LIFE = timedelta(minutes=10)
 RENEW_BEFORE = timedelta(minutes=2)
@@ -267,187 +266,3 @@ def running_low(cursor: SqlCursor, agents: Iterable[tuple[int, int]], now: datet
         ),
     )
     return [Asking(*row) for row in cursor.fetchall()]
-
-
-@dataclass(frozen=True, slots=True)
-class SpendReport:
-    """What one report says of one agent's leases. `sent_us` is the agent's clock, which also ends their use."""
-
-    agent_id: int
-    sent_us: int
-    spends: Sequence[LeaseSpend]
-
-
-@dataclass(frozen=True, slots=True)
-class Overspent:
-    """A lease of which an agent reported more than its amount: only the amount was settled."""
-
-    agent_id: int
-    lease_id: int
-    amount_nanos: int
-    spent_nanos: int
-
-
-def settle(
-    cursor: SqlCursor, reports: Sequence[SpendReport], now: datetime, sealed: Iterable[tuple[int, int]] = ()
-) -> list[Overspent]:
-    """Moves what leases spent from leased to settled, and closes those that are over.
-
-    A lease is over when it ended with nothing reserved, or when its epoch is among `sealed`, (agent id, epoch) pairs:
-    what it did not spend goes back, to its job's reservation where there is one. Spends are totals: a repeat changes
-    nothing and an older total never lowers a newer one. Locks reservations, leases, windows, each once, in id order.
-    """
-    said = {spend.lease_id: (report, spend) for report in reports for spend in report.spends}
-    closing = set(sealed)
-    if not said and not closing:
-        return []
-    changes: list[_Change] = []
-    overspent: list[Overspent] = []
-    reserved_jobs = _lock_reservations(cursor, said, closing)
-    for row in _lock_leases(cursor, said, closing):
-        report, spend = said.get(row.lease_id, (None, None))
-        total, reserved, ended = row.spent_nanos, row.reserved_nanos, False
-        if report is not None and spend is not None and report.agent_id == row.agent_id:
-            if spend.spent_nanos > row.amount_nanos:
-                overspent.append(Overspent(row.agent_id, row.lease_id, row.amount_nanos, spend.spent_nanos))
-            total = min(max(spend.spent_nanos, row.spent_nanos), row.amount_nanos)
-            reserved = max(0, spend.reserved_nanos)
-            ended = report.sent_us > to_us(row.expires_at) and not reserved
-        closes = ended or (row.agent_id, row.epoch) in closing
-        rest = row.amount_nanos - total
-        back_to = reserved_jobs.get(row.job) if closes and row.job is not None else None
-        changes.append(_Change(row.lease_id, total, total - row.spent_nanos, rest, reserved, closes, back_to))
-    _apply(cursor, changes, now)
-    return overspent
-
-
-def close_epochs(cursor: SqlCursor, epochs: Iterable[tuple[int, int]], now: datetime) -> None:
-    """Closes every open lease of sealed epochs, (agent id, epoch) pairs: what was not spent goes back."""
-    settle(cursor, [], now, epochs)
-
-
-@dataclass(frozen=True, slots=True)
-class _Locked:
-    lease_id: int
-    agent_id: int
-    epoch: int
-    amount_nanos: int
-    spent_nanos: int
-    reserved_nanos: int
-    expires_at: datetime
-    job: UUID | None
-
-
-def _lock_reservations(
-    cursor: SqlCursor, lease_ids: Iterable[int], epochs: Iterable[tuple[int, int]]
-) -> dict[UUID, int]:
-    """The open reservations of jobs that these leases are of, locked: job -> its lease id."""
-    pairs = sorted(epochs)
-    cursor.execute(
-        """
-        SELECT DISTINCT job FROM budgets_lease
-        WHERE state = 'open' AND job IS NOT NULL AND agent_id IS NOT NULL
-          AND (id = ANY(%s) OR (agent_id, epoch) IN (SELECT * FROM unnest(%s::int[], %s::int[])))
-        """,
-        (sorted(lease_ids), [agent_id for agent_id, _ in pairs], [epoch for _, epoch in pairs]),
-    )
-    jobs = [job for (job,) in cursor.fetchall()]
-    if not jobs:
-        return {}
-    cursor.execute(
-        "SELECT job, id FROM budgets_lease WHERE job = ANY(%s) AND agent_id IS NULL AND state = 'open'"
-        " ORDER BY id FOR UPDATE",
-        (jobs,),
-    )
-    return dict(cursor.fetchall())
-
-
-def _lock_leases(cursor: SqlCursor, lease_ids: Iterable[int], epochs: Iterable[tuple[int, int]]) -> list[_Locked]:
-    pairs = sorted(epochs)
-    cursor.execute(
-        """
-        SELECT id, agent_id, epoch, amount_nanos, spent_nanos, reserved_nanos, expires_at, job FROM budgets_lease
-        WHERE state = 'open' AND agent_id IS NOT NULL
-          AND (id = ANY(%s) OR (agent_id, epoch) IN (SELECT * FROM unnest(%s::int[], %s::int[])))
-        ORDER BY id FOR UPDATE
-        """,
-        (sorted(lease_ids), [agent_id for agent_id, _ in pairs], [epoch for _, epoch in pairs]),
-    )
-    return [_Locked(*row) for row in cursor.fetchall()]
-
-
-@dataclass(frozen=True, slots=True)
-class _Change:
-    lease_id: int
-    spent_nanos: int
-    settled_nanos: int
-    rest_nanos: int
-    reserved_nanos: int
-    closes: bool
-    back_to: int | None
-    """The reservation that gets the rest; None is its windows."""
-
-
-def _apply(cursor: SqlCursor, changes: Sequence[_Change], now: datetime) -> None:
-    if not changes:
-        return
-    cursor.execute(
-        "SELECT lease_id, window_id FROM budgets_leasewindow WHERE lease_id = ANY(%s)",
-        ([change.lease_id for change in changes],),
-    )
-    _move(cursor, changes, cursor.fetchall())
-    _give_back(cursor, changes)
-    cursor.execute(
-        """
-        UPDATE budgets_lease l SET spent_nanos = r.spent, reserved_nanos = r.reserved,
-            state = CASE WHEN r.closes THEN 'closed' ELSE l.state END,
-            closed_at = CASE WHEN r.closes THEN %s ELSE l.closed_at END
-        FROM unnest(%s::bigint[], %s::bigint[], %s::bigint[], %s::bool[]) AS r (id, spent, reserved, closes)
-        WHERE l.id = r.id
-        """,
-        (
-            now,
-            [change.lease_id for change in changes],
-            [change.spent_nanos for change in changes],
-            [change.reserved_nanos for change in changes],
-            [change.closes for change in changes],
-        ),
-    )
-
-
-def _move(cursor: SqlCursor, changes: Sequence[_Change], pairs: Sequence[tuple[int, int]]) -> None:
-    by_lease = {change.lease_id: change for change in changes}
-    moves: dict[int, list[int]] = defaultdict(lambda: [0, 0])
-    for lease_id, window_id in pairs:
-        change = by_lease[lease_id]
-        moves[window_id][0] += change.settled_nanos
-        moves[window_id][1] += change.settled_nanos + (
-            change.rest_nanos if change.closes and change.back_to is None else 0
-        )
-    moved = [(window_id, *amounts) for window_id, amounts in sorted(moves.items()) if any(amounts)]
-    if not moved:
-        return
-    ids = [row[0] for row in moved]
-    cursor.execute("SELECT id FROM budgets_budgetwindow WHERE id = ANY(%s) ORDER BY id FOR UPDATE", (ids,))
-    cursor.execute(
-        """
-        UPDATE budgets_budgetwindow w
-        SET settled_nanos = w.settled_nanos + r.settled, leased_nanos = w.leased_nanos - r.freed
-        FROM unnest(%s::bigint[], %s::bigint[], %s::bigint[]) AS r (id, settled, freed) WHERE w.id = r.id
-        """,
-        (ids, [row[1] for row in moved], [row[2] for row in moved]),
-    )
-
-
-def _give_back(cursor: SqlCursor, changes: Sequence[_Change]) -> None:
-    """What leases of jobs did not spend, to the reservations that they were taken out of."""
-    rests: dict[int, int] = defaultdict(int)
-    for change in changes:
-        if change.back_to is not None:
-            rests[change.back_to] += change.rest_nanos
-    if rests:
-        cursor.execute(
-            "UPDATE budgets_lease l SET amount_nanos = l.amount_nanos + r.rest"
-            " FROM unnest(%s::bigint[], %s::bigint[]) AS r (id, rest) WHERE l.id = r.id",
-            (list(rests), list(rests.values())),
-        )

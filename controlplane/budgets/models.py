@@ -69,7 +69,8 @@ class Lease(models.Model):
     """Money an agent may spend for a tenant without asking. Counted until settled, sealed or written off.
 
     `reserved_nanos` is what running requests held when the agent last said so; `need_nanos` the upper bound of the
-    request that asked for the lease. `outage`: a slice for the time in which the control plane cannot be asked.
+    request that asked for the lease. `waived_nanos` of what was spent nobody pays: the result was another's, and the
+    charge was taken off its record. `outage`: a slice for the time in which the control plane cannot be asked.
 
     `job` is the UUID of a job whose requests alone it pays for. Without an agent it is the job's own reservation: what
     has not been handed to agents yet.
@@ -86,6 +87,7 @@ class Lease(models.Model):
     tenant = models.ForeignKey(Tenant, on_delete=models.PROTECT, related_name="+")
     amount_nanos = models.BigIntegerField()
     spent_nanos = models.BigIntegerField(default=0)
+    waived_nanos = models.BigIntegerField(default=0, db_default=0)
     reserved_nanos = models.BigIntegerField(default=0)
     need_nanos = models.BigIntegerField(default=0)
     outage = models.BooleanField(default=False, db_default=False)
@@ -112,6 +114,10 @@ class Lease(models.Model):
             models.CheckConstraint(
                 condition=Q(spent_nanos__gte=0) & Q(spent_nanos__lte=F("amount_nanos")),
                 name="lease_spent_within_amount",
+            ),
+            models.CheckConstraint(
+                condition=Q(waived_nanos__gte=0) & Q(waived_nanos__lte=F("spent_nanos")),
+                name="lease_waived_within_spent",
             ),
         ]
         indexes = [

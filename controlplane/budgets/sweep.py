@@ -8,7 +8,7 @@ from datetime import datetime
 
 from django.db import connection, transaction
 
-from controlplane.budgets.leases import close_epochs
+from controlplane.budgets.lease_settling import close_epochs
 from controlplane.budgets.models import Budget
 from controlplane.budgets.outage import keep_outage_slices
 from controlplane.budgets.windows import BudgetRow, WindowRow, windows_at

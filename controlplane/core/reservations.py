@@ -96,14 +96,15 @@ class TokenBucket:
 class LeasePurse:
     """The unspent part of an agent's lease for one tenant, in nanos.
 
-    remaining + reserved + settled = granted, at every instant; none of them is ever negative.
+    remaining + reserved + settled = granted, at every instant; none of them is ever negative. `lease_id` is 0 for none.
     """
 
-    __slots__ = ("granted_nanos", "remaining_nanos", "reserved_nanos", "settled_nanos")
+    __slots__ = ("granted_nanos", "lease_id", "remaining_nanos", "reserved_nanos", "settled_nanos")
 
-    def __init__(self, granted_nanos: int) -> None:
+    def __init__(self, granted_nanos: int, *, lease_id: int = 0) -> None:
         if granted_nanos < 0:
             raise ValueError(f"a lease cannot be negative, got {granted_nanos}")
+        self.lease_id = lease_id
         self.granted_nanos = granted_nanos
         self.remaining_nanos = granted_nanos
         self.reserved_nanos = 0

@@ -156,7 +156,7 @@ def _store(cursor: Cursor[Any], taken: Sequence[Incoming], now: datetime) -> lis
     checked = _check(cursor, taken, now)
     stored = np.bincount(checked.records.source, minlength=len(taken)).tolist()
     item_jobs = _number_jobs(cursor, checked.records)
-    settled = settle_items(cursor, taken, checked, item_jobs, now)
+    settled = settle_items(cursor, taken, checked, now)
     cursors.advance(cursor, [_step(i, n) for i, n in zip(taken, stored, strict=True)], now)
     ingest.store_records(cursor, checked.records, now)
     ingest.add_slot_usage(cursor, checked.slot_usage)
@@ -170,7 +170,7 @@ def _store(cursor: Cursor[Any], taken: Sequence[Incoming], now: datetime) -> lis
     add_objectives(cursor, checked.objectives)
     note_key_use(cursor, _key_use(checked.records), now)
     jobs.note_progress(cursor, _job_progress(checked.records, item_jobs, settled.jobs), now)
-    _settle(cursor, taken, checked.records, now)
+    _settle(cursor, taken, checked.records, settled.waivers, now)
     return [checked.aside_records.get(at, 0) for at in range(len(taken))]
 
 
@@ -292,12 +292,18 @@ def _live_row(incoming: Incoming) -> LiveRow:
     )
 
 
-def _settle(cursor: Cursor[Any], taken: Sequence[Incoming], records: Records, now: datetime) -> None:
+def _settle(
+    cursor: Cursor[Any],
+    taken: Sequence[Incoming],
+    records: Records,
+    waivers: Sequence[budgets.Waiver],
+    now: datetime,
+) -> None:
     reports = [
         budgets.SpendReport(i.envelope.agent_id, i.report.sent_us, i.report.spends) for i in taken if i.report.spends
     ]
     sealed = [(i.envelope.agent_id, i.envelope.epoch) for i in taken if i.report.seal]
-    overspent = budgets.settle(cursor, reports, now, sealed)
+    overspent = budgets.settle(cursor, reports, now, sealed, waivers)
     if overspent:
         ingest.quarantine(cursor, [_overspent_aside(row, taken) for row in overspent], now)
     budgets.settle_soft(cursor, ingest.charges_by_tenant(records, US_PER_QUARTER))

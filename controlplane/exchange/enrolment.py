@@ -18,8 +18,8 @@ from controlplane.fleet.models import Agent, EnrolmentToken, Pool, Slot
 from controlplane.fleet.ownership import begin_tenure
 from controlplane.tenants.models import Installation
 from controlplane.usage.models import AgentCursor
+from controlplane.wire.enrolment import Enrol, Hello
 from controlplane.wire.public_keys import is_public_key
-from controlplane.wire.report import Enrol, Hello
 from controlplane.wire.signing import from_text
 
 _BAND_ORDER = Case(

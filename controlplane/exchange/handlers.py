@@ -16,7 +16,8 @@ from django.conf import settings
 from django.db import connections
 from psycopg import Cursor
 
-from controlplane.budgets.leases import Asking, Granted, SpendReport, acquire, open_leases, settle
+from controlplane.budgets.lease_settling import SpendReport, settle
+from controlplane.budgets.leases import Asking, Granted, acquire, open_leases
 from controlplane.core.period import to_us
 from controlplane.exchange import enrolment, rekeying
 from controlplane.exchange.answers import Outlook, compose, interval_ms, look
@@ -32,10 +33,10 @@ from controlplane.exchange.problems import Refusal, Reply
 from controlplane.fleet.models import Slot
 from controlplane.policy.queries import bundle, desired_for, kept_bundle, signing_keys
 from controlplane.usage.cursors import Envelope, Verdict
+from controlplane.wire.enrolment import Enrol, Enrolled, Hello, Helloed
 from controlplane.wire.lease import LeaseAnswer, LeaseRequest
 from controlplane.wire.packed import FORM, is_packed
 from controlplane.wire.rekeying import Rekey
-from controlplane.wire.report import Enrol, Enrolled, Hello, Helloed
 
 T = TypeVar("T")
 
@@ -192,7 +193,8 @@ def _lease(caller: Caller, message: LeaseRequest, now: datetime) -> LeaseAnswer:
         _check_served(cursor, caller, message.tenant_id)
         if message.spends:
             with held.transaction():
-                settle(cursor, [SpendReport(caller.agent.id, to_us(now), message.spends)], now)
+                # its clock, which ends leases, comes with reports only: after ours they could still be spent there
+                settle(cursor, [SpendReport(caller.agent.id, 0, message.spends)], now)
         with held.transaction():
             agent = (caller.agent.id, caller.epoch)
             of_job = message.job and fund_request(cursor, agent, message, now)

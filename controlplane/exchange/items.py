@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -12,20 +13,27 @@ import numpy as np
 from msgspec import structs
 from psycopg import Cursor
 
+from controlplane.budgets.lease_settling import Waiver
 from controlplane.exchange.checking import Checked
 from controlplane.exchange.messages import Incoming
 from controlplane.jobs.item_leases import RoomRow, note_room
-from controlplane.jobs.item_settling import Brought, Settled, settle
+from controlplane.jobs.item_settling import Brought, JobChange, settle
 from controlplane.usage.records import Records
 from controlplane.wire.report import FLAG_NOT_CHARGED, SlotUsage
 
 
-def settle_items(
-    cursor: Cursor[Any], taken: Sequence[Incoming], checked: Checked, item_jobs: set[int], now: datetime
-) -> Settled:
+@dataclass(frozen=True, slots=True)
+class ItemsSettled:
+    """What the results of a transaction add to jobs, and what leases paid for results that were not the first."""
+
+    jobs: Mapping[int, JobChange]
+    waivers: Sequence[Waiver]
+
+
+def settle_items(cursor: Cursor[Any], taken: Sequence[Incoming], checked: Checked, now: datetime) -> ItemsSettled:
     """Settles the results of these reports and takes the charge off every record whose result was not the first.
 
-    `item_jobs` are the ids of the jobs whose items are rows: their records are charged by an accepted result only.
+    A record that no result names is a request that a client sent itself and pays for, whatever job it says it is of.
     """
     records = checked.records
     brought = [
@@ -34,35 +42,31 @@ def settle_items(
         for done in incoming.report.items_done
     ]
     settled = settle(cursor, brought, now)
-    if brought or item_jobs:
-        named = {row.done.request_id for row in brought}
-        positions = _to_uncharge(records, item_jobs, named, settled.charged)
+    waivers: list[Waiver] = []
+    refused = {_bytes_of(row): row for row in brought if row.done.request_id not in settled.charged}
+    if refused:
+        positions = [at for at, raw in enumerate(records.request_ids) if raw.tobytes() in refused]
         repeated = [at for at in positions if not records.column("flags")[at] & FLAG_NOT_CHARGED]
         checked.slot_usage = as_repeated(checked.slot_usage, _gpu_us(records, repeated))
+        for at, nanos in zip(repeated, _charges(records, repeated), strict=True):
+            row = refused[records.request_ids[at].tobytes()]
+            if row.done.lease_id and nanos > 0:
+                waivers.append(Waiver(row.agent_id, row.done.lease_id, nanos))
         uncharge(records, positions)
-    return settled
+    return ItemsSettled(settled.jobs, waivers)
 
 
-def _to_uncharge(records: Records, item_jobs: set[int], named: set[str], charged: set[str]) -> list[int]:
-    """The positions of records of items that no accepted result came with."""
-    of_items = np.isin(records.job_ids, list(item_jobs)) if item_jobs else np.zeros(len(records), dtype=bool)
-    named_bytes, charged_bytes = _bytes_of(named), _bytes_of(charged)
-    found = []
-    for at, raw in enumerate(records.request_ids):
-        request = raw.tobytes()
-        if request not in charged_bytes and (of_items[at] or request in named_bytes):
-            found.append(at)
-    return found
+def _bytes_of(row: Brought) -> bytes:
+    try:
+        return uuid.UUID(row.done.request_id).bytes
+    except ValueError:
+        return b""
 
 
-def _bytes_of(texts: set[str]) -> set[bytes]:
-    found = set()
-    for text in texts:
-        try:
-            found.add(uuid.UUID(text).bytes)
-        except ValueError:
-            continue
-    return found
+def _charges(records: Records, positions: Sequence[int]) -> list[int]:
+    """What each of these records charges, in nanos."""
+    charges: list[int] = records.rows("charge_prompt_nanos", "charge_gpu_nanos")[:, positions].sum(axis=0).tolist()
+    return charges
 
 
 _Use = tuple[int, int, int]

@@ -1,4 +1,4 @@
-"""What an agent says: enrolment, hello, report; and what it is answered. Golden files pin the bytes.
+"""What an agent reports and what it is answered. Golden files pin the bytes.
 
 Times are Unix microseconds of the agent's wall clock corrected by nothing; durations come from its monotonic clock.
 Rows are arrays (`array_like`) so that a report of many records stays small. Every report is an increment: counts and
@@ -8,56 +8,6 @@ GPU time are what was added since the report before it.
 from msgspec import Raw, Struct
 
 LAYOUT = 1
-
-
-class Enrol(Struct, frozen=True):
-    """`token` is used up by it; `public_key` is base64url of 32 bytes (Ed25519); `slots` how many the agent can run."""
-
-    token: str
-    public_key: str
-    name: str
-    software: str
-    slots: int
-    address: str = ""
-
-
-class Enrolled(Struct, frozen=True):
-    """Who the agent is from now on. Not `approved`: an admin has to let it in before it may say hello."""
-
-    agent: str
-    agent_id: int
-    pool: str
-    installation: str
-    signing_keys: dict[str, str]
-    """kid -> public key (base64); uses are told apart by `policy:`, `live:` and `nudge:` before the kid."""
-    approved: bool
-    broker: str = ""
-
-
-class Hello(Struct, frozen=True):
-    """A process begins. `spooled_epochs` are earlier ones whose reports it still holds."""
-
-    software: str
-    boot_id: str
-    spooled_epochs: list[int] = []
-    address: str = ""
-
-
-class Helloed(Struct, frozen=True):
-    """The epoch that fences every earlier process of the agent, and what it needs to work."""
-
-    epoch: int
-    agent_id: int
-    pool: str
-    installation: str
-    signing_keys: dict[str, str]
-    accepted_through: dict[str, int]
-    """epoch -> last accepted seq, for the epochs the agent still has spooled."""
-    interval_ms: int
-    server_time_us: int
-    broker: str = ""
-    report_forms: list[str] = []
-    """What reports may be sent as besides JSON; see `wire.packed`."""
 
 
 class UsageRow(Struct, array_like=True, frozen=True, gc=False):

@@ -16,7 +16,7 @@ from controlplane.agent.key_rotation import KeyRotation
 from controlplane.audit.actors import Actor
 from controlplane.fleet import keys
 from controlplane.fleet.models import Agent
-from controlplane.wire.report import Hello
+from controlplane.wire.enrolment import Hello
 from tests.agent import control_planes as cp
 
 pytestmark = pytest.mark.django_db(transaction=True)

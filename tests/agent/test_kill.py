@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from controlplane.budgets.models import BudgetWindow
 from tests.agent import control_planes as cp
 from tests.agent.wire_client import WireClient, chat_body, post
 
@@ -73,6 +74,7 @@ async def test_nothing_answered_is_lost_and_nothing_is_counted_twice(world, tmp_
     world.tenant.max_concurrency, world.pool.safe_rate = 1000, {"entries": {"1": 10_000.0, "8": 80_000.0}}
     await cp.in_database(world.tenant.save)()
     await cp.in_database(world.pool.save)()
+    await cp.in_database(cp.hard_budget)(world.tenant, 10**12)
     answered: set[str] = set()
     async with cp.control_plane() as url:
         process = await Process.start(url, token, tmp_path / "state", "--sim-speed", "20")
@@ -102,6 +104,15 @@ async def test_nothing_answered_is_lost_and_nothing_is_counted_twice(world, tmp_
     assert {outcomes[request_id] for request_id in answered} == {1}
     assert list(outcomes.values()).count(8) >= 4, "what was in flight at each kill is lost, and recorded as that"
     assert await cp.quarantined() == []
+    settled, leased = await _budget()
+    assert settled == await cp.charged() > 0, "what was spent just before a kill is counted by the hard budget"
+    assert leased == 0
+
+
+@cp.in_database
+def _budget() -> tuple[int, int]:
+    """Nanos settled and out on lease."""
+    return BudgetWindow.objects.values_list("settled_nanos", "leased_nanos").get()
 
 
 async def _epoch(process: Process) -> int:

@@ -7,14 +7,17 @@ import zlib
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from controlplane.agent import reporting
 from controlplane.agent.frames import HEADER, header, read_frames
 from controlplane.agent.journal_entries import Closed, Cut, Mark, Opened, Turned, Verdict
 from controlplane.agent.objectives import NEUTRAL
 from controlplane.agent.reporting import cut_last_report
 from controlplane.agent.spool import EpochSpool, epoch_directory
 from controlplane.agent.spool_store import SpoolStore
-from controlplane.wire.report import Report, UsageRow
+from controlplane.wire.report import LeaseSpend, Report, UsageRow
 
 NOW_US = 1_800_000_000_000_000
 
@@ -71,6 +74,58 @@ def test_a_flipped_bit_ends_the_reading_there():
     data = bytearray(framed([b"one", b"two"]))
     data[8 + 3 + 9] ^= 1
     assert [payload for _, payload in read_frames(bytes(data)).entries] == [b"one"]
+
+
+def paid(name: str, lease: int, spent: int) -> Closed:
+    return Closed(row(name, outcome=1), [], lease_id=lease, lease_spent_nanos=spent)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([5, 6]), st.integers(0, 90)) | st.sampled_from(["report", "segment", "restart"]),
+        max_size=20,
+    )
+)
+def test_what_leases_spent_is_told_whenever_the_process_is_killed(tmp_path_factory, steps):
+    """Requests are paid from leases 5 and 6, reports tell totals; the successor's last one tells what is missing."""
+    root, totals, told = tmp_path_factory.mktemp("spool"), {5: 0, 6: 0}, {5: 0, 6: 0}
+    spool = EpochSpool.create(root, 4, NOW_US)
+    for number, step in enumerate(steps):
+        if step == "report":
+            told = dict(totals)
+            spool.cut(Cut(spool.state.last_seq + 1, NOW_US, 1, False, b"{}"))
+        elif step == "segment":
+            spool.flush()
+            spool._rotate(NOW_US)
+        elif step == "restart":
+            spool.close()
+            spool = EpochSpool.reopen(root, 4)
+        else:
+            lease, nanos = step
+            totals[lease] += nanos
+            spool.append(paid(f"r{number}", lease, totals[lease]))
+    spool.close()
+    again = EpochSpool.reopen(root, 4)
+    before = again.state.last_seq
+    cut_last_report(again, NOW_US)
+    for stored in [stored for stored in again.state.reports if stored.seq > before]:
+        for spend in msgspec.json.decode(again.body_of(stored), type=Report).spends:
+            assert spend.spent_nanos >= told[spend.lease_id] and not spend.reserved_nanos
+            told[spend.lease_id] = spend.spent_nanos
+    assert told == totals
+
+
+def test_left_over_rows_go_ahead_and_the_spends_with_the_first_of_them(tmp_path, monkeypatch):
+    """If this process is killed as well, between two of these reports, the next finds a journal that has told them."""
+    spool = EpochSpool.create(tmp_path, 4, NOW_US)
+    for number in range(5):
+        spool.append(paid(f"r{number}", 5, 10 * number + 1))
+    monkeypatch.setattr(reporting, "RECORDS_MAX", 2)
+    cut_last_report(spool, NOW_US, [LeaseSpend(5, 38, 0), LeaseSpend(6, 7, 0)])
+    bodies = [msgspec.json.decode(spool.body_of(stored), type=Report) for stored in spool.state.reports]
+    assert [len(body.records) for body in bodies] == [2, 2, 1] and bodies[-1].seal
+    assert {tuple(body.spends) for body in bodies} == {(LeaseSpend(5, 41, 0), LeaseSpend(6, 7, 0))}
 
 
 def test_every_request_is_closed_once_wherever_the_file_is_cut(tmp_path):

@@ -12,16 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from controlplane.budgets.job_reservations import JobNeed, fund, release, reserve
-from controlplane.budgets.leases import (
-    OPEN_MAX,
-    RENEW_BEFORE,
-    Asking,
-    SpendReport,
-    acquire,
-    close_epochs,
-    open_leases,
-    settle,
-)
+from controlplane.budgets.lease_settling import SpendReport, Waiver, close_epochs, settle
+from controlplane.budgets.leases import OPEN_MAX, RENEW_BEFORE, Asking, acquire, open_leases
 from controlplane.budgets.models import Budget, BudgetWindow, Lease, LeaseWindow
 from controlplane.budgets.outage import Holder, keep_slices
 from controlplane.core.period import to_us
@@ -49,7 +41,7 @@ class LeaseMachine(RuleBasedStateMachine):
         self.parent = self.budget(limit=1_500, tenant=self.budget.parent, period="week")
         self.now = datetime(2026, 10, 24, 12, tzinfo=UTC)
         self.held: dict[int, dict] = {}
-        self.spent = 0
+        self.spent = self.waived = 0
         self.jobs: dict[UUID, dict] = {}
         self.submitted = 0
 
@@ -132,6 +124,18 @@ class LeaseMachine(RuleBasedStateMachine):
         if to_us(self.now) > lease.expires_us and not reserved:
             del self.held[lease.lease_id]
 
+    @rule(data=st.data(), share=st.floats(0, 1), stranger=st.booleans())
+    def waive(self, data, share, stranger):
+        """A charge among what was spent is taken back, of a lease that may be closed; a stranger's word counts not."""
+        spent = {row.pk: row for row in Lease.objects.filter(spent_nanos__gt=0, agent_id__isnull=False)}
+        if not spent:
+            return
+        row = spent[data.draw(st.sampled_from(sorted(spent)))]
+        left = row.spent_nanos - row.waived_nanos
+        waiver = Waiver(9 if stranger else row.agent_id, row.pk, int(left * share))
+        assert in_transaction(settle, [], self.now, [], [waiver]) == []
+        self.waived += 0 if stranger else waiver.nanos
+
     @rule(agent=st.integers(1, 3))
     def seal(self, agent):
         in_transaction(close_epochs, [(agent, 1)], self.now)
@@ -166,6 +170,7 @@ class LeaseMachine(RuleBasedStateMachine):
             rows = Lease.objects.filter(job=job)
             out = sum(row.amount_nanos for row in rows.filter(state="open"))
             gone = sum(row.spent_nanos for row in rows.filter(state="closed"))
+            gone -= sum(rows.values_list("waived_nanos", flat=True))
             assert out + gone <= told["reserved"]
             if not told["ended"]:
                 assert out + gone == told["reserved"], "what a lease did not spend went back to its job"
@@ -176,7 +181,7 @@ class LeaseMachine(RuleBasedStateMachine):
     def counters_are_what_leases_say(self):
         for window in BudgetWindow.objects.all():
             leases = Lease.objects.filter(windows__window=window)
-            assert window.settled_nanos == sum(lease.spent_nanos for lease in leases)
+            assert window.settled_nanos == sum(lease.spent_nanos - lease.waived_nanos for lease in leases)
             assert window.leased_nanos == sum(
                 lease.amount_nanos - lease.spent_nanos for lease in leases if lease.state == "open"
             )
@@ -184,7 +189,8 @@ class LeaseMachine(RuleBasedStateMachine):
     @invariant()
     def every_reported_nano_is_settled_once_per_level(self):
         for row in (self.child, self.parent):
-            assert sum(BudgetWindow.objects.filter(budget=row).values_list("settled_nanos", flat=True)) == self.spent
+            settled = sum(BudgetWindow.objects.filter(budget=row).values_list("settled_nanos", flat=True))
+            assert settled == self.spent - self.waived
 
 
 @pytest.mark.slow

@@ -6,16 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from random import Random
 
-from controlplane.budgets.leases import (
-    OPEN_MAX,
-    Asking,
-    SpendReport,
-    acquire,
-    close_epochs,
-    open_leases,
-    running_low,
-    settle,
-)
+from controlplane.budgets.lease_settling import SpendReport, close_epochs, settle
+from controlplane.budgets.leases import OPEN_MAX, Asking, acquire, open_leases, running_low
 from controlplane.budgets.models import BudgetWindow, Lease
 from controlplane.core.period import to_us
 from controlplane.wire.report import LeaseSpend

@@ -9,7 +9,8 @@ from django.urls import reverse
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controlplane.budgets.leases import Asking, SpendReport, acquire, open_leases, running_low, settle
+from controlplane.budgets.lease_settling import SpendReport, settle
+from controlplane.budgets.leases import Asking, acquire, open_leases, running_low
 from controlplane.budgets.models import BudgetWindow, Lease
 from controlplane.budgets.outage import SLICE_LIFE, Holder, keep_outage_slices, keep_slices
 from controlplane.budgets.sweep import sweep

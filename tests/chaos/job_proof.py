@@ -114,8 +114,8 @@ def check_usage(database: psycopg.Connection) -> None:
 
 
 def unsettled_nanos(database: psycopg.Connection, tenant: str) -> int:
-    """Charges of a tenant's records that its hard budget has not counted: a process that is killed has not said what it
-    spent since its last report. Never negative: nothing is counted twice.
+    """Charges of a tenant's records that its hard budget has not counted: none once every report is in, though killed
+    processes did not say what they spent last and some items ran twice. Raises AssertionError for more or less.
     """
     row = database.execute(
         f"SELECT (SELECT coalesce(sum({_CHARGE}), 0)::bigint FROM usage_record u WHERE u.tenant_id = t.id)"
@@ -125,7 +125,7 @@ def unsettled_nanos(database: psycopg.Connection, tenant: str) -> int:
         (tenant,),
     ).fetchone()
     assert row is not None
-    assert row[0] >= 0, "a charge was settled twice"
+    assert row[0] == 0, f"the hard budget counted {-row[0]:,} nanos more than the records charge"
     return int(row[0])
 
 

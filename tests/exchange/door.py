@@ -10,9 +10,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from controlplane.exchange.asgi import ExchangeApplication
 from controlplane.wire import signing
+from controlplane.wire.enrolment import Enrol, Enrolled, Hello, Helloed
 from controlplane.wire.lease import LeaseAnswer, LeaseRequest
 from controlplane.wire.problem import Problem
-from controlplane.wire.report import Answer, Enrol, Enrolled, Hello, Helloed, Report
+from controlplane.wire.report import Answer, Report
 
 
 @dataclass

@@ -8,7 +8,7 @@ from asgiref.sync import sync_to_async
 
 from controlplane.audit.models import AuditEntry
 from controlplane.fleet.models import Agent, Slot, SlotInterval, SlotTenure
-from controlplane.wire.report import Enrolled
+from controlplane.wire.enrolment import Enrolled
 from tests import factories
 from tests.exchange.door import TestAgent
 

@@ -10,6 +10,7 @@ from asgiref.sync import sync_to_async
 from django.db import connection
 from django.utils import timezone
 
+from controlplane.budgets.models import BudgetWindow, Lease
 from controlplane.core.pricing import RateCard as Prices
 from controlplane.core.reasons import Outcome
 from controlplane.exchange.items import as_repeated
@@ -18,10 +19,12 @@ from controlplane.jobs.item_sweep import sweep_items
 from controlplane.jobs.models import Item, ItemHolder, ItemResult, Job
 from controlplane.ledger.models import RateCard
 from controlplane.usage.models import RollupDelta, UsageRecord
-from controlplane.wire.report import FLAG_NOT_CHARGED, Answer, SlotUsage
+from controlplane.wire.report import FLAG_NOT_CHARGED, Answer, LeaseSpend, SlotUsage
 from tests import factories
 from tests.exchange.door import TestAgent
+from tests.exchange.test_answers import hard_budget
 from tests.jobs.batches import ADA, Worker, empty_items, later, running, states
+from tests.usage_rows import usage_row
 
 DONE, PARKED, CANCELLED, WAITING, LEASED = 2, 3, 4, 0, 1
 
@@ -162,6 +165,60 @@ async def test_both_results_in_one_moment_give_one_result_and_one_charge(worker,
     charged = await sync_to_async(charges)()
     assert (row.items_completed, len(charged), sum(free for _, free in charged)) == (50, 100, 50)
     assert await ItemResult.objects.acount() == 50
+
+
+async def spends_of(worker, need=1_000_000):
+    """A lease of the worker's agent, and what a report says of it that spent `charge` nanos."""
+    lease = (await worker.agent.lease(worker.world.tenant.pk, need)).leases[-1]
+    return lease.lease_id, lambda charge: {"spends": [LeaseSpend(lease.lease_id, charge, 0)]}
+
+
+def charge_of(parts):
+    return sum(
+        row.charge_prompt_nanos + row.charge_cached_nanos + row.charge_output_nanos + row.charge_gpu_nanos
+        for row in parts["records"]
+    )
+
+
+@pytest.mark.parametrize("seals", [False, True])
+async def test_a_result_that_came_second_costs_its_hard_budget_nothing(worker, second, bulk, seals):
+    """Both agents spent a lease for the item; what the second spent is free again, also when its lease is over."""
+    await sync_to_async(hard_budget)(bulk, limit=100_000_000)
+    await job_of(bulk, 1)
+    await worker.ask(1)
+    await sync_to_async(sweep_items)(later(3_600))
+    await second.ask(1)
+    paid, spent = await spends_of(worker)
+    first = worker.finish(lease=paid)
+    await worker.ask(0, **first, **spent(charge_of(first)))
+    paid, spent = await spends_of(second)
+    other = second.finish(lease=paid)
+    assert charge_of(other) > 0
+    if seals:
+        # the total is told by one report, the record and its result come with a later one
+        await second.ask(0, **spent(charge_of(other)))
+        assert (await BudgetWindow.objects.aget()).settled_nanos == charge_of(first) + charge_of(other)
+        await sync_to_async(Lease.objects.filter(pk=paid).update)(expires_at=later(-60))
+        await second.ask(0, **spent(charge_of(other)))
+        assert (await Lease.objects.aget(pk=paid)).state == "closed"
+        await second.ask(0, **other)
+    else:
+        await second.ask(0, **other, **spent(charge_of(other)))
+    window = await BudgetWindow.objects.aget()
+    assert window.settled_nanos == charge_of(first) == sum(nanos for nanos, _ in await sync_to_async(charges)())
+    open_leases = [row async for row in Lease.objects.filter(state="open")]
+    assert window.leased_nanos == sum(row.amount_nanos - row.spent_nanos for row in open_leases)
+
+
+async def test_a_request_of_a_clients_own_that_names_a_job_with_items_is_paid_for(worker, bulk):
+    """Its header says so and no result comes of it: it would be free to whoever has a job."""
+    job = await job_of(bulk, 1)
+    record = usage_row(
+        bulk, prices=bulk.bulk_prices, job=str(job.uuid), class_id=bulk.bulk.pk, asked_class_id=bulk.bulk.pk
+    )
+    await worker.ask(0, records=[record])
+    assert await sync_to_async(charges)() == [(charge_of({"records": [record]}), False)]
+    assert (await now_of(job)).items_completed == 0
 
 
 async def test_three_failures_park_an_item_with_its_reason_and_charge_nothing(worker, bulk):

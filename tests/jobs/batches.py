@@ -104,7 +104,7 @@ class Worker:
             self.through = item.fence
             self.held[item.fence] = item
 
-    def done(self, item: LeasedItem, *, outcome=1, status=200, response=b'{"ok":true}', reason="", **row):
+    def done(self, item: LeasedItem, *, outcome=1, status=200, response=b'{"ok":true}', reason="", lease=0, **row):
         """What a report says of an ended attempt: (the item's end, its usage record)."""
         request = str(uuid.uuid4())
         record = usage_row(
@@ -113,7 +113,7 @@ class Worker:
             outcome=outcome, status=status, **row,
         )  # fmt: skip
         end = ItemDone(
-            item.job_id, item.line, item.attempt, item.fence, request, outcome, status, Raw(response), reason
+            item.job_id, item.line, item.attempt, item.fence, request, outcome, status, Raw(response), reason, lease
         )
         return end, record
 

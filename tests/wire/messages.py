@@ -2,7 +2,7 @@
 
 from msgspec import Raw
 
-from controlplane.wire import lease, policy, problem, report
+from controlplane.wire import enrolment, lease, policy, problem, report
 
 UUID = "01a227c5-9af1-7369-af9d-034add706e7c"
 
@@ -16,7 +16,21 @@ FIGURES = report.LiveFigures(
     slots=[report.SlotLive(1, "ready", "draining", 2, 3, 4, 5, 6, 7, 8, 9, 10)],
     classes=[
         report.ClassLive(
-            1, 2, 3, 4, UUID, "kv_memory", 5.5, 6.5, 7.5, 8, 9.5, 10, {"queue_full": 11}, [(12, 13)], [(14, 15)],
+            1,
+            2,
+            3,
+            4,
+            UUID,
+            "kv_memory",
+            5.5,
+            6.5,
+            7.5,
+            8,
+            9.5,
+            10,
+            {"queue_full": 11},
+            [(12, 13)],
+            [(14, 15)],
             [report.DirectWork(UUID, 16, 17)],
         )
     ],
@@ -103,10 +117,10 @@ DOCUMENT = policy.PolicyDocument(
 )  # fmt: skip
 
 MESSAGES = {
-    "enrol": report.Enrol("token", "a2V5", "gpu-1", "flexband-agent/0.1.0", 8, "127.0.0.1:9001"),
-    "enrolled": report.Enrolled(UUID, 1, "chat-70b", UUID, {"policy:kid": "a2V5"}, True, "redis://broker"),
-    "hello": report.Hello("flexband-agent/0.1.0", "boot", [1, 2], "127.0.0.1:9001"),
-    "helloed": report.Helloed(
+    "enrol": enrolment.Enrol("token", "a2V5", "gpu-1", "flexband-agent/0.1.0", 8, "127.0.0.1:9001"),
+    "enrolled": enrolment.Enrolled(UUID, 1, "chat-70b", UUID, {"policy:kid": "a2V5"}, True, "redis://broker"),
+    "hello": enrolment.Hello("flexband-agent/0.1.0", "boot", [1, 2], "127.0.0.1:9001"),
+    "helloed": enrolment.Helloed(
         3, 1, "chat-70b", UUID, {"live:kid": "a2V5"}, {"2": 17}, 1000, 4, "redis://broker", ["packed-1"]
     ),
     "report": REPORT,

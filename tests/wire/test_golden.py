@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from controlplane.wire import lease, policy, report, signing
+from controlplane.wire import enrolment, lease, policy, report, signing
 from tests.wire.messages import MESSAGES, USAGE_ROW
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -41,7 +41,7 @@ def test_every_message_has_a_golden_file_and_every_golden_file_a_message():
 def test_every_struct_of_the_wire_is_in_a_message():
     """A new message without a golden file is found here."""
     text = repr(MESSAGES)
-    for module in (report, policy):
+    for module in (enrolment, report, policy):
         for name, kind in vars(module).items():
             if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind.__module__ == module.__name__:
                 assert f"{name}(" in text, f"{name} is in no golden message"
@@ -50,7 +50,7 @@ def test_every_struct_of_the_wire_is_in_a_message():
 def test_an_unknown_field_is_passed_over_and_a_missing_one_gets_its_default():
     """What a newer release adds does not break an older one."""
     assert msgspec.json.decode(b'{"tenant_id":1,"need_nanos":2,"new":3}', type=lease.LeaseRequest).spends == []
-    hello = msgspec.json.decode(b'{"software":"s","boot_id":"b"}', type=report.Hello)
+    hello = msgspec.json.decode(b'{"software":"s","boot_id":"b"}', type=enrolment.Hello)
     assert hello.spooled_epochs == []
 
 
