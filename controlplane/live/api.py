@@ -17,7 +17,7 @@ from controlplane.contracts.models import Contract
 from controlplane.contracts.queries import visible_contracts
 from controlplane.core.period import from_us
 from controlplane.jobs.key_authentication import KeyAuthentication
-from controlplane.live import attention, contracts, deadlines, readings
+from controlplane.live import alerting, contracts, deadlines, readings
 from controlplane.live.refusal_lookup import refused_minute
 from controlplane.live.request_story import as_json, visible_story
 from controlplane.tenants.queries import visible_tenants
@@ -94,4 +94,4 @@ class Alerts(APIView):
     @extend_schema(operation_id="alerts", responses={200: OpenApiResponse(description="One object per open alert")})
     def get(self, request: Request) -> Response:
         now = timezone.now()
-        return Response({"at": now.isoformat(), "results": attention.alert_rows(readings.read(now))})
+        return Response({"at": now.isoformat(), "results": alerting.alert_rows(readings.read(now))})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from django.urls import NoReverseMatch, reverse
@@ -10,18 +10,14 @@ from django.urls import NoReverseMatch, reverse
 from controlplane.contracts.models import Contract, ContractVersion
 from controlplane.contracts.queries import Standing
 from controlplane.contracts.wording import share_text, span_text
-from controlplane.core.burn import Severity
 from controlplane.core.slo import Population, UnknownReason, Verdict
 from controlplane.fleet.models import Pool
 from controlplane.live import stages
 from controlplane.live.contracts import FIVE_MINUTES_S, HOUR_S, Evaluation
 from controlplane.live.deadlines import Night
-from controlplane.live.readings import Reading, SlotNow
+from controlplane.live.readings import Reading
 from controlplane.live.strip import iso
 from controlplane.web.numerals import duration
-
-#: An alert names so many slots and counts the rest.
-SLOTS_NAMED = 8
 
 GRADES = ("bad", "risk", "unknown", "ok")
 WORDS = {"bad": "Breached", "risk": "At risk", "unknown": "Unknown", "ok": "OK"}
@@ -211,106 +207,6 @@ def tally(rows: list[dict[str, Any]]) -> dict[str, Any]:
     worst = next((grade for grade in GRADES if counts[grade]), "unknown")
     title = f"{counts[worst]} {TALLY_WORDS[worst]}" if worst != "ok" and counts[worst] else ""
     return {"counts": counts, "state": worst, "title": title}
-
-
-def alert_rows(reading: Reading) -> list[dict[str, Any]]:
-    """Open alerts: burn, absence, slots past their bound, slots that nobody sees; loudest first."""
-    rows = [row for evaluation in reading.evaluations.values() for row in _burn_alerts(reading, evaluation)]
-    for pool in reading.pools:
-        for slot in reading.slots.get(pool.pk, []):
-            if slot.state == "overdue":
-                rows.append(
-                    {
-                        "key": f"overdue-{pool.slug}-{slot.name}",
-                        "grade": "bad",
-                        "word": "Overdue",
-                        "title": f"{slot.name} in {pool.slug} is past its drain bound",
-                        "text": f"Batch work on it has not ended after {pool.drain_bound_s} s. It admits no more.",
-                        "since": iso(slot.recalled_at or slot.since),
-                        "url": link("pool", pool.slug),
-                    }
-                )
-        rows += _lost_alerts(pool, reading.slots.get(pool.pk, []))
-    return sorted(rows, key=lambda row: (GRADES.index(row["grade"]), row["since"] or "", row["key"]))
-
-
-def _lost_alerts(pool: Pool, slots: list[SlotNow]) -> list[dict[str, Any]]:
-    """One open incident for each agent that vanished, until it reports again or is retired."""
-    lost: dict[tuple[int | None, str], list[SlotNow]] = {}
-    for slot in slots:
-        if slot.state == "lost":
-            lost.setdefault((slot.agent_id, slot.agent_name), []).append(slot)
-    return [_lost_alert(pool, agent_id, name, rows) for (agent_id, name), rows in lost.items()]
-
-
-def _lost_alert(pool: Pool, agent_id: int | None, name: str, slots: list[SlotNow]) -> dict[str, Any]:
-    names = ", ".join(slot.name for slot in slots[:SLOTS_NAMED])
-    more = f" and {len(slots) - SLOTS_NAMED} more" if len(slots) > SLOTS_NAMED else ""
-    plural = "slots are" if len(slots) > 1 else "slot is"
-    return {
-        "key": f"lost-{pool.slug}-{agent_id}",
-        "grade": "unknown",
-        "word": "Lost",
-        "title": f"{name or 'An agent'} in {pool.slug} has vanished: {len(slots)} {plural} unobserved",
-        "text": (
-            f"{names}{more}. What runs there is not known, and nothing is lent in the pool meanwhile. Lent slots come"
-            " home by the end of their grants. Reach its machine; if it is gone, retire it on its page."
-        ),
-        "since": min((iso(slot.since) or "" for slot in slots), default=None) or None,
-        "url": link("agent", agent_id) if agent_id is not None else link("pool", pool.slug),
-    }
-
-
-def _burn_alerts(reading: Reading, evaluation: Evaluation) -> list[dict[str, Any]]:
-    contract, rows = evaluation.contract, []
-    name = contract.name or contract.slug
-    url = link("contract", contract.slug) or link("contracts")
-    pools = pools_of(reading, contract)
-    silent = bool(pools) and is_silent(reading, pools)
-    for state in evaluation.firing if not silent else ():
-        page = state.rule.severity is Severity.PAGE
-        long_text, short_text = duration(state.rule.long_us), duration(state.rule.short_us)
-        rows.append(
-            {
-                "key": f"burn-{contract.slug}-{float(state.rule.factor):g}",
-                "grade": "bad" if page else "risk",
-                "word": "Page" if page else "Ticket",
-                "title": f"{name} burns over {float(state.rule.factor):g}×",
-                "text": (
-                    f"{float(state.long.burn_rate or 0):.1f}× over {long_text} and"
-                    f" {float(state.short.burn_rate or 0):.1f}× over {short_text}."
-                ),
-                "since": iso(burning_since(reading, contract.pk)),
-                "url": url,
-            }
-        )
-    heard = last_heard(reading, pools)
-    if silent and heard is not None:
-        rows += _absence(evaluation, name, url, heard, reading.now)
-    return rows
-
-
-def _absence(evaluation: Evaluation, name: str, url: str, heard: datetime, now: datetime) -> list[dict[str, Any]]:
-    silence_us = int((now - heard).total_seconds() * 1_000_000)
-    if silence_us < evaluation.absence.warn_us:
-        return []
-    page = silence_us >= evaluation.absence.page_us
-    pages_at = heard + timedelta(microseconds=evaluation.absence.page_us)
-    share = silence_us / evaluation.absence.page_us * 5
-    return [
-        {
-            "key": f"absence-{evaluation.contract.slug}",
-            "grade": "bad" if page else "risk",
-            "word": "Page" if page else "Warning",
-            "title": f"{name} has no telemetry",
-            "text": (
-                f"Silent for {duration(silence_us)}. That could have burned {share:.1f} % of the budget"
-                + ("." if page else f"; it pages at 5 %, at {pages_at:%H:%M:%S} UTC.")
-            ),
-            "since": iso(heard),
-            "url": url,
-        }
-    ]
 
 
 def agent_rows(reading: Reading) -> list[dict[str, Any]]:

@@ -21,7 +21,8 @@ import redis
 from django.conf import settings
 from django.db import connection
 
-from controlplane.live import readings, topics
+from controlplane.alerts.queries import marks
+from controlplane.live import alerting, readings, topics
 
 log = logging.getLogger(__name__)
 
@@ -115,9 +116,14 @@ class Ticker:
     def tick(self, now: datetime) -> int:
         """One tick of every topic; returns the number of frames."""
         clock_s = time.monotonic()
-        if self._slow is None or clock_s - self._slow_at_s >= SLOW_EVERY_S:
+        looks = self._slow is None or clock_s - self._slow_at_s >= SLOW_EVERY_S
+        if looks:
             self._slow, self._slow_at_s = readings.read_slow(now), clock_s
-        return self.publisher.publish(topics.all_topics(readings.read(now, self._slow)), now)
+        reading = readings.read(now, self._slow)
+        if looks:
+            alerting.look(reading)
+            reading.marks = marks(now)
+        return self.publisher.publish(topics.all_topics(reading), now)
 
 
 @cache

@@ -11,6 +11,7 @@ from typing import Any
 
 from django.db import connection
 
+from controlplane.alerts.queries import Mark, marks
 from controlplane.audit.models import AuditEntry
 from controlplane.contracts.models import WorkloadClass
 from controlplane.contracts.queries import Standing
@@ -105,6 +106,7 @@ class Reading:
     changes: list[Change]
     revision: int | None
     lends_this_week: dict[int, int] = field(default_factory=dict)
+    marks: dict[str, Mark] = field(default_factory=dict)
 
     def class_ids(self, pool: Pool, kind: str = "interactive") -> list[int]:
         """Classes of a kind whose requests this pool serves: its home class, or all of the kind without one."""
@@ -179,6 +181,7 @@ def read(now: datetime, slow: SlowParts | None = None) -> Reading:
         changes=slow.changes,
         revision=Revision.objects.order_by("-number").values_list("number", flat=True).first(),
         lends_this_week=slow.lends_this_week,
+        marks=marks(now),
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from controlplane.contracts.wording import share_text
 from controlplane.fleet.models import Pool
 from controlplane.flex.wording import REASONS
-from controlplane.live import attention, evidence_table, stages, strip
+from controlplane.live import alerting, attention, evidence_table, stages, strip
 from controlplane.live.queues import queue_rows
 from controlplane.live.readings import Reading
 from controlplane.live.strip import iso
@@ -73,7 +73,7 @@ def fleet(reading: Reading) -> State:
         "decisions": _decisions(reading),
         "agents": agents,
         "agents_meta": _agents_meta(reading, agents),
-        "alerts": attention.alert_rows(reading),
+        "alerts": alerting.alert_rows(reading),
         "changes": [
             {"key": c.key, "at": iso(c.at), "kind": c.kind, "who": c.who, "what": c.what} for c in reading.changes
         ],
@@ -315,8 +315,12 @@ def _flex(reading: Reading, pool: Pool, cells: list[dict[str, Any]]) -> list[dic
 
 def alerts(reading: Reading) -> State:
     """Open alerts alone, for pages that only show their number."""
-    rows = attention.alert_rows(reading)
-    return {"at": iso(reading.now), "alerts": rows, "pages": sum(row["grade"] == "bad" for row in rows)}
+    rows = alerting.alert_rows(reading)
+    return {
+        "at": iso(reading.now),
+        "alerts": rows,
+        "pages": sum(row["grade"] == "bad" and not row["note"] for row in rows),
+    }
 
 
 def rollouts(reading: Reading) -> Iterator[tuple[str, State]]:

@@ -65,6 +65,7 @@ PERMISSIONS: dict[str, frozenset[Role]] = {
     "request.read": EVERYONE,
     "alert.read": STAFF,
     "alert.act": RESPONDERS,
+    "alert.configure": ADMIN,
     "slo.read": EVERYONE,
     "audit.read": STAFF,
     "settings.read": STAFF,

@@ -49,7 +49,16 @@ def _entry(label: str, *url_names: str, roles: frozenset[str] = STAFF) -> Entry:
 
 
 SECTIONS: tuple[Section, ...] = (
-    Section("live", _entry("Live", "home")),
+    Section(
+        "live",
+        _entry("Live", "home"),
+        (
+            _entry("Now", "home"),
+            _entry("Alerts", "alerts"),
+            _entry("Silences", "silences"),
+            _entry("Receivers", "receivers"),
+        ),
+    ),
     Section("pools", _entry("Pools", "pools"), (_entry("Pools", "pools"), _entry("Agents", "agents"))),
     Section("requests", _entry("Requests", "requests", roles=EVERYONE)),
     Section(

@@ -1,0 +1,111 @@
+"""REST of alerts: acknowledge one, and silences."""
+
+from typing import Any
+
+from django.db.models import QuerySet
+from django.utils import timezone
+from drf_spectacular.utils import OpenApiResponse, extend_schema
+from rest_framework import serializers, status
+from rest_framework.decorators import action
+from rest_framework.exceptions import APIException
+from rest_framework.mixins import ListModelMixin
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+from rest_framework.viewsets import GenericViewSet
+
+from controlplane.alerts import actions, queries
+from controlplane.alerts.messages import alert_json
+from controlplane.alerts.models import Silence
+from controlplane.audit.actors import actor_of
+from controlplane.tenants.rest import ReasonField, ReasonSerializer, writes
+
+
+class Ended(APIException):
+    status_code = 409
+    default_code = "already_ended"
+
+
+def _body(request: Request, serializer_class: type[serializers.Serializer]) -> dict[str, Any]:
+    serializer = serializer_class(data=request.data)
+    serializer.is_valid(raise_exception=True)
+    return dict(serializer.validated_data)
+
+
+class AlertAck(APIView):
+    """Acknowledges an open alert; twice keeps the first note."""
+
+    read_permission = "alert.read"
+    write_permission = "alert.act"
+
+    @extend_schema(
+        operation_id="alert_ack",
+        request=ReasonSerializer,
+        responses={200: OpenApiResponse(description="The alert"), 409: OpenApiResponse(description="It is resolved")},
+    )
+    @writes
+    def post(self, request: Request, alert_id: int) -> Response:
+        row, note = queries.alert_or_404(alert_id), _body(request, ReasonSerializer)["reason"]
+        actor = actor_of(request)
+        try:
+            row = actions.acknowledge(alert_id=row.pk, note=note, actor=actor, now=timezone.now())
+        except actions.AlreadyEnded as error:
+            raise Ended(str(error)) from error
+        return Response(alert_json(row))
+
+
+class SilenceSerializer(serializers.ModelSerializer):
+    """A silence. An empty list or text fits everything."""
+
+    kinds = serializers.ListField(child=serializers.ChoiceField(actions.KINDS), required=False, default=list)
+    starts_at = serializers.DateTimeField(required=False)
+    reason = ReasonField()
+
+    class Meta:
+        model = Silence
+        fields = (
+            "id", "kinds", "pool", "contract", "starts_at", "ends_at", "ended_at", "created_by", "created_at", "reason",
+        )  # fmt: skip
+        read_only_fields = ("id", "ended_at", "created_by", "created_at")
+        validators: list[Any] = []
+
+
+class SilenceViewSet(ListModelMixin, GenericViewSet):
+    """Silences and maintenance windows."""
+
+    read_permission = "alert.read"
+    write_permission = "alert.act"
+    serializer_class = SilenceSerializer
+    ordering_fields = ("starts_at", "ends_at")
+    ordering = ("-id",)
+    lookup_value_regex = r"\d{1,18}"
+
+    def get_queryset(self) -> QuerySet[Silence]:
+        return Silence.objects.all()
+
+    @writes
+    def create(self, request: Request) -> Response:
+        values, now = _body(request, SilenceSerializer), timezone.now()
+        row = actions.create_silence(
+            kinds=values["kinds"],
+            pool=values.get("pool", ""),
+            contract=values.get("contract", ""),
+            starts_at=values.get("starts_at", now),
+            ends_at=values["ends_at"],
+            reason=values["reason"],
+            actor=actor_of(request),
+            now=now,
+        )
+        return Response(self.get_serializer(row).data, status=status.HTTP_201_CREATED)
+
+    @extend_schema(request=ReasonSerializer, responses={200: SilenceSerializer})
+    @action(detail=True, methods=["post"])
+    @writes
+    def end(self, request: Request, pk: str) -> Response:
+        row, reason = self.get_object(), _body(request, ReasonSerializer)["reason"]
+        actor = actor_of(request)
+        try:
+            row = actions.end_silence(silence_id=row.pk, reason=reason, actor=actor, now=timezone.now())
+        except actions.AlreadyEnded as error:
+            raise Ended(str(error)) from error
+        return Response(self.get_serializer(row).data)
