@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 
 import openai
@@ -184,6 +185,54 @@ class TestWithTheControlPlane:
         assert await cp.in_database(self.invariant)()
         settled = await cp.in_database(lambda: BudgetWindow.objects.get(hard=True).settled_nanos)()
         assert settled == await cp.charged()
+        assert await cp.quarantined() == []
+
+    async def spend_all(self, process) -> list[str]:
+        """Requests until there is no money left here: three rounds in a row are refused whole."""
+        codes: list[str] = []
+        while codes[-12:].count("no_lease") < 12:
+            codes += await self.clients(process, 4)
+            assert codes.count("ok") < 1_000, "a cut off agent can spend no more than it holds"
+        return codes
+
+    async def test_two_agents_cut_off_together_charge_no_more_than_the_limit(self, world, tmp_path, settings):
+        """All of the budget is out, in leases and slices of both: each spends what it holds, and that is the limit."""
+        settings.OUTAGE_SLICE_PERCENT = 100
+        limit_nanos = 12_000_000
+        await cp.in_database(cp.hard_budget)(world.tenant, limit_nanos)
+        world.tenant.outage_posture = "open"
+        await cp.in_database(world.tenant.save)()
+        tokens = [await cp.in_database(world.token)() for _ in range(2)]
+        async with AsyncExitStack() as agents:
+            async with cp.control_plane() as url:
+                port = int(url.rsplit(":", 1)[1])
+                arguments = [("--sim-speed", "0"), ("--sim-speed", "0", "--name", "gpu-2", "--slots", "2")]
+                pair = [
+                    await agents.enter_async_context(cp.running_agent(url, token, tmp_path / f"agent-{at}", *more))
+                    for at, (token, more) in enumerate(zip(tokens, arguments, strict=True))
+                ]
+                for process in pair:
+                    await cp.until(lambda process=process: process.control.epoch_now())
+                await cp.in_database(cp.push_policy)()
+                for process in pair:
+                    await cp.until(lambda process=process: process.engine.ready)
+                    assert "ok" in await self.clients(process, 4)
+                await cp.in_database(sweep)(datetime.now(UTC))
+                for process in pair:
+                    await cp.until(lambda now=process.engine: now.leases.slices_nanos(now.clock.now_us()))
+            spent = await asyncio.gather(*(self.spend_all(process) for process in pair))
+            assert all("ok" in codes for codes in spent)
+            outages = [cp.health(process)["outage"][world.tenant.slug] for process in pair]
+            assert all(outage["admitted"] > 0 and outage["refused"] > 0 for outage in outages)
+            async with cp.control_plane(port):
+                for process in pair:
+                    await cp.until(lambda process=process: process.control.reachable, 30)
+                await agents.aclose()
+        charged = await cp.charged()
+        print(f"two agents cut off: {charged:,} of {limit_nanos:,} nanos charged")
+        assert limit_nanos // 2 < charged <= limit_nanos
+        window = await cp.in_database(BudgetWindow.objects.get)(hard=True)
+        assert (window.settled_nanos, window.leased_nanos) == (charged, 0)
         assert await cp.quarantined() == []
 
     async def test_many_first_requests_at_once_are_leased_for_together(self, world, tmp_path):
