@@ -1,13 +1,20 @@
-"""Which of the open slots of a class takes a tenant's head: memory, loan, reservation, then work and cached prefix."""
+"""Which of the open slots of a class takes a tenant's head: memory, loan, reservation, then work and cached prefix.
+
+Work is what this process dispatched and has not seen end, known at this instant: there is no signal that could be old,
+and so nothing is chosen at random.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from controlplane.core.class_queue import ClassQueue
-from controlplane.core.placement import is_near
 from controlplane.core.queued_request import QueuedRequest
 from controlplane.core.slots import RunningSlot
+
+NEAR_NUMERATOR: Final = 110
+NEAR_DENOMINATOR: Final = 100
 
 
 def choose_slot(
@@ -46,6 +53,11 @@ def choose_slot(
         and takes(slot, queue, kv_tokens, request.may_run_lent, request.tenant, classes)
     ]
     return min(near, key=lambda slot: (-cached.get(slot.spec.name, 0), slot.outstanding_gpu_us, slot.index))
+
+
+def is_near(outstanding_gpu_us: int, least_gpu_us: int) -> bool:
+    """Within 10 % of the least outstanding work."""
+    return outstanding_gpu_us * NEAR_DENOMINATOR <= least_gpu_us * NEAR_NUMERATOR
 
 
 def takes(
