@@ -24,7 +24,7 @@ from controlplane.core.admission_snapshot import KeyView, Overload, Snapshot
 from controlplane.core.estimate import DemandEstimate, raw_gpu_us
 from controlplane.core.flex_policy import FlexPolicy
 from controlplane.core.grants import BatchAttempt, fits_loan
-from controlplane.core.queued_request import RUNNING, QueuedRequest
+from controlplane.core.queued_request import QueuedRequest
 from controlplane.core.reasons import OUTCOME_CODES, Outcome, Reason
 from controlplane.core.slot_meter import SlotMeter
 from controlplane.core.slots import RunningSlot
@@ -76,6 +76,7 @@ class Simulator:
         self.items_queued = 0
         """Items of jobs in the queue of their class."""
         by_slug = {tenant.policy.slug: tenant for tenant in self.registry.tenants.values()}
+        self._tenant_by_slug = by_slug
         self._tenants = [by_slug[slug] for slug in workload.tenants]
         self._classes = [self.registry.classes[slug] for slug in workload.classes]
         self._class_index = {queue.spec.slug: queue.index for queue in self.scheduler.classes}
@@ -94,8 +95,6 @@ class Simulator:
         self.flex.configure(own, FlexPolicy(lend_p95_us=flex.lend_p95_ms * 1000, drain_bound_us=self.drain_bound_us))
         self._watched = bool(self.flex.slots)
         """Whether anybody reads the figures that lending depends on."""
-        self.after_end: Callable[[int], None] | None = None
-        """Told of each end, as the agent's items are."""
         self.items_step: Callable[[int], None] | None = None
         self.follow_safe_rate(start_us)
 
@@ -335,7 +334,10 @@ class Simulator:
         self.meters[slot_index].start(serial, now_us, "", klass.policy.slug)
         if call.output > call.max_output:
             call.output = call.max_output
-        first_us, rest_us = self.service.parts(call.prompt, call.output, len(self.scheduler.slots[slot_index].running))
+        running = len(self.scheduler.slots[slot_index].running)
+        if running == 1:
+            self.timeline.began(slot_index, now_us)
+        first_us, rest_us = self.service.parts(call.prompt, call.output, running)
         call.first_us = now_us + first_us
         heappush(self._ends, (now_us + first_us + rest_us, run, serial))
         timeout_us = now_us + klass.stage_timeout_us
@@ -351,6 +353,8 @@ class Simulator:
         self.meters[call.slot_index].end(call.serial, now_us)
         call.run = 0
         self.scheduler.requeue(call.serial, now_us)
+        if not self.scheduler.slots[call.slot_index].running:
+            self.timeline.stopped(call.slot_index, now_us)
         call.reservation.requeue()
         if call.item is not None:
             call.item.requeued()
@@ -373,6 +377,8 @@ class Simulator:
             prompt, output = call.prompt, call.output if completed else 0
             columns.slot[row] = slot_index
             scheduler.release(serial, now_us, prompt_tokens=prompt, output_tokens=output, gpu_us=gpu_us)
+            if not scheduler.slots[slot_index].running:
+                self.timeline.stopped(slot_index, now_us)
         else:
             prompt = output = 0
             if serial in scheduler.requests:
@@ -389,7 +395,7 @@ class Simulator:
         self.outcomes[outcome] += 1
         del self.calls[serial]
         if call.item is not None:
-            call.item.ended(outcome, gpu_us, now_us)
+            call.item.ended(outcome, gpu_us, now_us, ran=call.run > 0)
         flex = self.flex
         if flex.any_lent or flex.any_draining or scheduler.anything_queued():
             self.pump(now_us)
@@ -411,6 +417,17 @@ class Simulator:
         entry = self.registry.classes.get(slug)
         return 0 if entry is None else entry.policy.id
 
-    def running(self) -> int:
-        """Requests that hold a place."""
-        return sum(request.phase is RUNNING for request in self.scheduler.requests.values())
+    # -- what the control plane's side asks ----------------------------------------------------------------------------
+
+    @property
+    def all_arrived(self) -> bool:
+        """Whether the workload's last request has arrived."""
+        return not self.workload.at_us or self._now_us >= self.start_us + self.workload.at_us[-1]
+
+    def tenant(self, slug: str) -> TenantEntry:
+        """Raises KeyError for one that the policy does not have."""
+        return self._tenant_by_slug[slug]
+
+    def next_serial(self) -> int:
+        self._serial += 1
+        return self._serial
