@@ -48,12 +48,13 @@ class KnownAgent:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """A verified sender: `epoch` and `seq` are the signed headers; `seq` is None where a time was signed."""
+    """A verified sender: `epoch` and `seq` are the signed headers; `seq` is None where the time `at_us` was signed."""
 
     agent: KnownAgent
     epoch: int
     seq: int | None
     public_key: bytes
+    at_us: int = 0
 
     @property
     def has_changed_its_key(self) -> bool:
@@ -186,7 +187,7 @@ async def authenticate(
         raise Refusal("retired", f"The agent {agent.name} was retired. Enrol it again if it shall serve.")
     if agent.state != "active":
         raise Refusal("unknown_agent", f"The agent {agent.name} waits for approval on the Agents page.", status=403)
-    return Caller(agent=agent, epoch=epoch, seq=seq, public_key=key)
+    return Caller(agent=agent, epoch=epoch, seq=seq, public_key=key, at_us=stamp or 0)
 
 
 def _raw(signature: str) -> bytes:

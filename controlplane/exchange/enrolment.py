@@ -146,19 +146,25 @@ class Greeted:
     accepted_through: dict[str, int]
 
 
-def hello(agent_id: int, message: Hello, *, now: datetime) -> Greeted:
+def hello(agent_id: int, message: Hello, mark: bytes, *, now: datetime) -> Greeted:
     """Issues the next epoch of an agent and opens its cursor. Epochs the agent still has spooled stay open to it.
 
-    Raises Refusal: unreadable.
+    `mark` (32 bytes) tells one hello from another. One that arrives again is answered with the epoch that it was given:
+    a lost answer costs nothing, and who recorded a hello can fence no process with it. Raises Refusal: unreadable;
+    superseded for a hello from before the agent's present epoch.
     """
     _refuse_unprintable(software=message.software, address=message.address)
     with transaction.atomic():
         agent = Agent.objects.select_for_update().select_related("pool").get(pk=agent_id)
-        epoch = agent.epoch + 1
-        Agent.objects.filter(pk=agent_id).update(
-            epoch=epoch, software=message.software[:60], address=message.address[:200] or agent.address
-        )
-        AgentCursor.objects.create(agent_id=agent_id, epoch=epoch, updated_at=now)
+        given = AgentCursor.objects.filter(agent_id=agent_id, hello_mark=mark).first()
+        if given is not None and given.epoch != agent.epoch:
+            raise Refusal("superseded", f"This hello was answered with epoch {given.epoch}: {agent.epoch} is in force.")
+        epoch = agent.epoch if given is not None else agent.epoch + 1
+        if given is None:
+            Agent.objects.filter(pk=agent_id).update(
+                epoch=epoch, software=message.software[:60], address=message.address[:200] or agent.address
+            )
+            AgentCursor.objects.create(agent_id=agent_id, epoch=epoch, hello_mark=mark, updated_at=now)
         spooled = [spooled for spooled in message.spooled_epochs if 0 < spooled < epoch]
         cursors = AgentCursor.objects.filter(agent_id=agent_id, epoch__in=spooled)
         cursors.update(claimed_by=epoch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -90,7 +91,9 @@ class Handlers:
     async def hello(self, caller: Caller, body: bytes) -> Reply:
         message = decode(_hello_decoder, body, "The hello")
         now = datetime.now(UTC)
-        greeted = await self.blocking(enrolment.hello, caller.agent.id, message, now=now)
+        # the key signed body and time: this one hello, however often it arrives
+        mark = hashlib.sha256(b"%d\n%b" % (caller.at_us, body)).digest()
+        greeted = await self.blocking(enrolment.hello, caller.agent.id, message, mark, now=now)
         self.directory.note_epoch(caller.agent.uuid, greeted.epoch)
         keys = await self.blocking(signing_keys)
         flex = await self.blocking(_has_flex, greeted.pool_id)

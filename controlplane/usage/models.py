@@ -11,6 +11,7 @@ class AgentCursor(models.Model):
     """How far one epoch of one agent has been taken: seq is strict, so a repeat stores nothing and a gap has a name.
 
     `claimed_by` is the latest epoch of the same agent that said it holds this epoch's spool: what a page tells of it.
+    `hello_mark` is the digest of the hello that was answered with this epoch.
     """
 
     agent_id = models.IntegerField()
@@ -21,6 +22,7 @@ class AgentCursor(models.Model):
     repeats = models.BigIntegerField(default=0)
     updated_at = models.DateTimeField()
     claimed_by = models.IntegerField(null=True, blank=True)
+    hello_mark = models.BinaryField(max_length=32, null=True, blank=True)
     sealed_at = models.DateTimeField(null=True, blank=True)
     sealed_by = models.CharField(max_length=200, blank=True, default="")
 

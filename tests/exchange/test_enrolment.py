@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from datetime import timedelta
 
+import msgspec
 from asgiref.sync import sync_to_async
 
 from controlplane.audit.models import AuditEntry
 from controlplane.fleet.models import Agent, Slot, SlotInterval, SlotTenure
-from controlplane.wire.enrolment import Enrolled
+from controlplane.usage.models import AgentCursor
+from controlplane.wire.enrolment import Enrolled, Hello, Helloed
 from tests import factories
 from tests.exchange.door import TestAgent
 
@@ -73,3 +77,28 @@ async def test_an_agent_that_waits_for_approval_may_not_say_hello(app, world, se
     assert enrolled.approved is False
     response = await one.signed("POST", "/agent/v1/hello", b'{"software":"0.1.0","boot_id":"b"}', epoch=0)
     assert (response.status, response.problem.code) == (403, "unknown_agent")
+
+
+async def test_a_hello_that_arrives_again_gives_no_second_epoch(app, agent):
+    """Whoever recorded one could stop the agent with it: a newer epoch ends the process that holds the older."""
+    body = msgspec.json.encode(Hello("0.1.0", "boot"))
+    stamp = time.time_ns() // 1000
+    one, other = [
+        (await agent.signed("POST", "/agent/v1/hello", body, epoch=0, stamp=stamp)).read(Helloed) for _ in range(2)
+    ]
+    assert (one.epoch, other.epoch) == (2, 2)
+    agent.epoch, agent.seq = 2, 0
+    assert (await agent.report()).accepted_through == 1
+    assert (await agent.hello()).epoch == 3
+    replayed = await agent.signed("POST", "/agent/v1/hello", body, epoch=0, stamp=stamp)
+    assert (replayed.status, replayed.problem.code) == (409, "superseded")
+    assert (await agent.report()).accepted_through == 1
+    assert (await sync_to_async(AgentCursor.objects.count)()) == 3
+
+
+async def test_hellos_that_arrive_again_at_once_give_one_epoch(app, agent):
+    body, stamp = msgspec.json.encode(Hello("0.1.0", "boot")), time.time_ns() // 1000
+    replies = await asyncio.gather(
+        *(agent.signed("POST", "/agent/v1/hello", body, epoch=0, stamp=stamp) for _ in range(8))
+    )
+    assert {reply.read(Helloed).epoch for reply in replies} == {2}
