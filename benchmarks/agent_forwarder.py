@@ -15,7 +15,8 @@ from controlplane.agent.backends.base import BackendRequest, Failure, TokenUsage
 from controlplane.agent.backends.openai import OpenAIBackend
 from controlplane.agent.call import Call
 from controlplane.agent.clock import Clock
-from controlplane.agent.gateway import HttpExchange, HttpFront
+from controlplane.agent.gateway import HttpFront
+from controlplane.agent.http_exchange import HttpExchange
 from controlplane.agent.request_ids import new_request_id
 
 

@@ -9,14 +9,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
 from typing import Any, Final, Protocol, cast
 
 import httptools
 
 from controlplane.agent.answers import error_body
 from controlplane.agent.call import Call
+from controlplane.agent.http_exchange import HttpExchange
 from controlplane.agent.http_status import STATUS_LINES
+from controlplane.agent.known_heads import KnownHeads, cut
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +40,9 @@ READ_HEADERS: Final = frozenset(
 )  # fmt: skip
 """All others pass by unread."""
 METHODS: Final = {b"POST": "POST", b"GET": "GET"}
+ONE_REQUESTS: Final = frozenset({b"x-request-id", b"x-client-request-id", b"traceparent", b"expect"})
+"""Heads with these do not come again, or need the parser."""
+KNOWN_HEADS_MAX: Final = 4_096
 CLIENT_ID_CHARS: Final = 128
 JOB_CHARS: Final = 45
 
@@ -53,93 +57,27 @@ class Application(Protocol):
         """The connection of a request that is not answered yet is lost."""
 
 
-class HttpExchange:
-    """One request and its answer (`call.Exchange`)."""
+class KnownRequest:
+    """What a request's head says, for the next request with the same one."""
 
-    __slots__ = (
-        "accept", "asked_class", "bearer", "body", "call", "chunked", "client_request_id", "connection", "done",
-        "error_form", "job", "keep_alive", "method", "path", "streaming", "traceparent",
-    )  # fmt: skip
+    __slots__ = ("accept", "asked_class", "bearer", "job", "method", "path")
 
-    def __init__(self, connection: Connection, method: str, path: str) -> None:
-        self.connection: Connection | None = connection
-        self.method = method
-        self.path = path
-        self.body = b""
-        self.bearer = b""
-        self.asked_class = ""
-        self.job = ""
-        self.client_request_id = ""
-        self.traceparent = self.accept = b""
-        self.keep_alive = True
-        self.chunked = True
-        self.streaming = False
-        self.done = False
-        self.call: Call | None = None
-        self.error_form: Callable[[bytes], bytes] | None = None
-        """Makes an error's body over for clients of a protocol that has a form of its own."""
-
-    def respond(
-        self, status: int, body: bytes, headers: bytes = b"", content_type: bytes = b"application/json"
-    ) -> None:
-        connection = self.connection
-        if connection is None or self.done:
-            return
-        self.done = True
-        if status >= 400 and self.error_form is not None:
-            body = self.error_form(body)
-        connection.transport.write(
-            b"%bcontent-type: %b\r\ncontent-length: %d\r\n%b%b\r\n%b"
-            % (
-                STATUS_LINES[status],
-                content_type,
-                len(body),
-                headers,
-                b"" if self.keep_alive else b"connection: close\r\n",
-                b"" if self.method == "HEAD" else body,
-            )
-        )
-        connection.answered(self)
-
-    def begin_stream(self, headers: bytes) -> None:
-        connection = self.connection
-        if connection is None or self.done or self.streaming:
-            return
-        self.streaming = True
-        connection.transport.write(
-            b"%bcontent-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\n"
-            b"%b%b%b\r\n"
-            % (
-                STATUS_LINES[200],
-                b"transfer-encoding: chunked\r\n" if self.chunked else b"",
-                headers,
-                b"" if self.keep_alive else b"connection: close\r\n",
-            )
-        )
-        connection.stream_begun()
-
-    def write(self, data: bytes) -> None:
-        if data and self.connection is not None and not self.done:
-            self.connection.transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self.chunked else data)
-
-    def end_stream(self, *, close: bool = False) -> None:
-        connection = self.connection
-        if connection is None or self.done:
-            return
-        self.done = True
-        if self.chunked:
-            connection.transport.write(b"0\r\n\r\n")
-        if close:
-            self.keep_alive = False
-        connection.answered(self)
+    def __init__(self, exchange: HttpExchange) -> None:
+        self.method = exchange.method
+        self.path = exchange.path
+        self.bearer = exchange.bearer
+        self.asked_class = exchange.asked_class
+        self.job = exchange.job
+        self.accept = exchange.accept
 
 
 class Connection(asyncio.Protocol):
     """One client connection."""
 
     __slots__ = (
-        "_body", "_body_size", "_expects", "_front", "_head_size", "_held_bytes", "_names_connection", "_overrun",
-        "_parser", "_queue", "_reading_paused", "_url", "current", "reading", "since_s", "transport", "write_paused",
+        "_between", "_body", "_body_size", "_expects", "_front", "_head_size", "_held_bytes", "_last",
+        "_names_connection", "_overrun", "_parser", "_queue", "_reading_paused", "_unique", "_url", "current",
+        "reading", "since_s", "transport", "write_paused",
     )  # fmt: skip
 
     transport: asyncio.Transport
@@ -157,6 +95,11 @@ class Connection(asyncio.Protocol):
         self._names_connection = False
         self._overrun = False
         self._reading_paused = False
+        self._between = True
+        """The parser has begun no message: what comes next is the start of one."""
+        self._unique = False
+        """The head of the message has what only it has."""
+        self._last: HttpExchange | None = None
         self.write_paused = False
         """The client does not read: what is written stays in memory until it does."""
         self.reading: HttpExchange | None = None
@@ -177,7 +120,7 @@ class Connection(asyncio.Protocol):
         self._front.connections.discard(self)
         self._front.held_bytes -= self._held_bytes
         # These and the connection hold each other: what is left of a body must not wait for the cycle collector.
-        self._parser = self.reading = None
+        self._parser = self.reading = self._last = None
         self._body = []
         waiting = [self.current, *self._queue]
         self.current = None
@@ -193,6 +136,12 @@ class Connection(asyncio.Protocol):
         parser = self._parser
         if self._overrun or parser is None:
             return
+        whole = cut(data) if self._between else None
+        if whole is not None:
+            known = self._front.known.get(whole.head)
+            if known is not None:
+                self._take(known, data[whole.body_at :])
+                return
         if self.reading is None and not self._url:
             self.since_s = self._front.loop.time()
         try:
@@ -204,7 +153,26 @@ class Connection(asyncio.Protocol):
                 raise error.__context__ or error from None
         except httptools.HttpParserError:
             self._refuse(400, "The request is not valid HTTP.")
+        last, self._last = self._last, None
+        if whole is not None and last is not None and not self._unique and not last.done and not self._overrun:
+            self._front.known.put(whole.head, KnownRequest(last))
         if self.reading is not None or self._held_bytes or self._queue:
+            self._hold()
+
+    def _take(self, known: KnownRequest, body: bytes) -> None:
+        """A whole request whose head is known."""
+        exchange = HttpExchange(self, known.method, known.path)
+        exchange.bearer = known.bearer
+        exchange.asked_class = known.asked_class
+        exchange.job = known.job
+        exchange.accept = known.accept
+        exchange.body = body
+        exchange.keep_alive = not self._front.closing
+        if self.current is None and not self._queue and not self.write_paused:
+            self._begin(exchange)
+        else:
+            self._queue.append(exchange)
+            self._steer_reading()
             self._hold()
 
     def pause_writing(self) -> None:
@@ -263,7 +231,7 @@ class Connection(asyncio.Protocol):
         self._url = b""
         self._head_size = self._body_size = 0
         self._body = []
-        self._expects = self._names_connection = False
+        self._between = self._expects = self._names_connection = self._unique = False
 
     def on_url(self, url: bytes) -> None:
         self._url = self._url + url if self._url else url
@@ -283,6 +251,8 @@ class Connection(asyncio.Protocol):
         name = name.lower()
         if name not in READ_HEADERS:
             return
+        if name in ONE_REQUESTS:
+            self._unique = True
         if name == b"authorization":
             scheme, _, secret = value.partition(b" ")
             if scheme.lower() == b"bearer":
@@ -338,6 +308,9 @@ class Connection(asyncio.Protocol):
         # A stream to an HTTP/1.0 client ends with its connection.
         exchange.keep_alive = keeps and not self._front.closing and exchange.chunked
         self._url, self._body = b"", []
+        self._between = True
+        if known is not None and exchange.keep_alive:
+            self._last = exchange
         if self.current is None and not self._queue and not self.write_paused:
             self._begin(exchange)
         else:
@@ -423,6 +396,7 @@ class HttpFront:
         self.connections: set[Connection] = set()
         self.closing = False
         self.held_bytes = 0
+        self.known: KnownHeads[KnownRequest] = KnownHeads(KNOWN_HEADS_MAX)
         self._connections_max = connections_max
         self._server: asyncio.Server | None = None
         self._sweeper: asyncio.TimerHandle | None = None

@@ -10,8 +10,8 @@ from controlplane.agent.answers import error_body
 from controlplane.agent.api_body import CHAT_PATH, TEXT_PATH, TOKEN_PATHS
 from controlplane.agent.call import Call
 from controlplane.agent.engine import Engine
-from controlplane.agent.gateway import HttpExchange
 from controlplane.agent.health import ControlState, health_details
+from controlplane.agent.http_exchange import HttpExchange
 from controlplane.agent.metrics import render
 from controlplane.agent.model_list import is_models, models_answer
 from controlplane.agent.one_shot_body import EMBEDDINGS_PATH, is_infer, is_one_shot, tensor_error

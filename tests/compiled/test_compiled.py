@@ -1,5 +1,6 @@
 """A build is used for exactly the sources it was made of, and behaves as they do."""
 
+import ast
 import shutil
 import subprocess
 import sys
@@ -35,6 +36,24 @@ def test_no_module_defines_a_struct():
     """Compiled classes lose the options that a Struct is defined with."""
     for module in modules.MODULES:
         assert "(Struct" not in modules.path_of(module).read_text(), module
+
+
+def test_no_class_of_the_interpreter_derives_from_one_that_is_compiled():
+    """Making one is a TypeError, which only a process with a build would see."""
+    trees = {path: ast.parse(path.read_text()) for path in (modules.ROOT / "controlplane").rglob("*.py")}
+    compiled = {modules.path_of(module) for module in modules.MODULES}
+    classes = {
+        path: [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)] for path, tree in trees.items()
+    }
+    native = {node.name for path in compiled for node in classes[path]}
+    agents = [path for path in trees if path.parts[-2] in ("agent", "backends") and path not in compiled]
+    found = [
+        f"{path.name}: {node.name}"
+        for path in agents
+        for node in classes[path]
+        if native & {base.id for base in node.bases if isinstance(base, ast.Name)}
+    ]
+    assert "OpenAIBackend" in native and not found
 
 
 def test_a_build_is_found_until_a_source_changes(sources, tmp_path):

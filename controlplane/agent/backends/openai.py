@@ -12,24 +12,29 @@ import os
 import re
 from collections import deque
 from collections.abc import Callable
-from typing import Final, cast
+from typing import Final
 from urllib.parse import urlsplit
-
-import httptools
 
 from controlplane.agent.api_body import body_for_upstream
 from controlplane.agent.backends.base import BackendRequest, Failure, Sink, TokenUsage
 from controlplane.agent.backends.one_shot_usage import one_shot_usage
 from controlplane.agent.backends.sse import EventStream
-from controlplane.agent.backends.usage_reading import Envelope, envelope_of, estimated_output, read_usage, token_usage
+from controlplane.agent.backends.upstream_connection import KNOWN_HEADS_MAX, KnownAnswer, UpstreamConnection
+from controlplane.agent.backends.usage_reading import (
+    Envelope,
+    envelope_of,
+    estimated_output,
+    plain_usage,
+    read_usage,
+    token_usage,
+)
 from controlplane.agent.errors import UsageError
+from controlplane.agent.known_heads import KnownHeads
 from controlplane.agent.one_shot_body import one_shot_for_upstream
 from controlplane.wire.policy import PolicyDocument
 
-IDLE_MAX: Final = 256
 CONNECT_TIMEOUT_S: Final = 5.0
 ANSWER_BYTES_MAX: Final = 64 * 1024 * 1024
-HEAD_BYTES_MAX: Final = 64 * 1024
 END_AFTER_DONE_S: Final = 1.0
 """How long a server may keep a response open behind its `[DONE]`, which the client gets with the end."""
 HEADS_KEPT: Final = 64
@@ -46,7 +51,7 @@ class OpenAIBackend:
     cancels_promptly = True
     batches_itself = False
 
-    def __init__(self, url: str, *, send_priority: bool = False) -> None:
+    def __init__(self, url: str, *, send_priority: bool = False, as_they_are: bool = False) -> None:
         parts = urlsplit(url)
         if parts.scheme != "http" or not parts.hostname:
             raise UsageError(f"the upstream must be http://HOST:PORT, not {url!r}")
@@ -57,6 +62,8 @@ class OpenAIBackend:
             self.prefix = self.prefix[:-3]
         self.host_header = parts.netloc.rsplit("@", 1)[-1].encode()
         self.send_priority = send_priority
+        self.as_they_are = as_they_are
+        """Bodies were made for the server already."""
         self.loop = asyncio.get_running_loop()
         self.idle: deque[UpstreamConnection] = deque()
         self.unreachable: Callable[[], None] = lambda: None
@@ -66,6 +73,7 @@ class OpenAIBackend:
         self.tasks: set[asyncio.Task[None]] = set()
         self._heads: dict[tuple[str, bool], bytes] = {}
         """Heads up to the request's id, by path and whether it streams."""
+        self.known: KnownHeads[KnownAnswer] = KnownHeads(KNOWN_HEADS_MAX)
 
     async def open(self) -> None:
         return None
@@ -91,6 +99,8 @@ class OpenAIBackend:
 
     def body_of(self, request: BackendRequest) -> bytes:
         """What is sent of a request."""
+        if self.as_they_are:
+            return request.body
         priority = request.priority if self.send_priority else None
         if request.one_shot:
             return one_shot_for_upstream(request.body, request.path, priority)
@@ -199,7 +209,7 @@ class UpstreamRun:
         self.size = 0
         self.parts: list[bytes] = []
         self.output_tokens = 0
-        self.events = EventStream(hide_usage=not request.wants_usage)
+        self.events: EventStream | None = EventStream(hide_usage=not request.wants_usage) if request.stream else None
 
     def body(self) -> bytes:
         return self.backend.body_of(self.request)
@@ -221,11 +231,12 @@ class UpstreamRun:
 
     def usage_so_far(self) -> TokenUsage | None:
         """A total as it stands; a count that goes with each chunk is one choice's where a request has several."""
-        usage = self.events.usage
-        if usage is None:
+        events = self.events
+        usage = None if events is None else events.usage
+        if events is None or usage is None:
             return None
         told = token_usage(usage, prompt_tokens=self.request.prompt_tokens, output_tokens=self.output_tokens)
-        if self.events.is_total or self.request.n == 1:
+        if events.is_total or self.request.n == 1:
             return told
         output = max(told.output_tokens, self.output_tokens)
         return TokenUsage(told.prompt_tokens, told.cached_tokens, output, estimated=True)
@@ -234,7 +245,8 @@ class UpstreamRun:
         """Bytes of the response's body."""
         if self.ended:
             return
-        if not self.streams:
+        events = self.events
+        if not self.streams or events is None:
             self.size += len(data)
             if self.size > ANSWER_BYTES_MAX:
                 self.broke(f"the answer is larger than {ANSWER_BYTES_MAX} bytes")
@@ -242,14 +254,14 @@ class UpstreamRun:
                 self.parts.append(data)
             return
         try:
-            passed = self.events.feed(data)
+            passed = events.feed(data)
         except ValueError as error:
             self.broke(str(error))
             return
         if passed.data:
             self.output_tokens += passed.tokens
             self.sink.chunk(passed.data, passed.tokens)
-        if self.events.done and self.done_timer is None and not self.ended:
+        if events.done and self.done_timer is None and not self.ended:
             self.done_timer = self.backend.loop.call_later(END_AFTER_DONE_S, self._end_after_done)
 
     def _end_after_done(self) -> None:
@@ -265,10 +277,27 @@ class UpstreamRun:
         if self.ended:
             return
         self.ended = True
-        if self.streams:
-            self._stream_ended()
+        if self.streams and self.events is not None:
+            self._stream_ended(self.events)
             return
-        body = b"".join(self.parts)
+        parts = self.parts
+        self._whole(parts[0] if len(parts) == 1 else b"".join(parts))
+
+    def answered(self, known: KnownAnswer, body: bytes) -> None:
+        """The response came whole in one read, with a head that is known."""
+        if not self.ended:
+            self.ended = True
+            self.status, self.content_type = 200, known.content_type
+            self._whole(body)
+
+    def _whole(self, body: bytes) -> None:
+        """A response that is not a stream of events."""
+        request = self.request
+        if self.status == 200 and not request.stream and not request.one_shot:
+            told = plain_usage(body)
+            if told is not None:
+                self.sink.finished(told, body)
+                return
         if self.status != 200:
             self.sink.failed(self._refusal(body))
             return
@@ -276,13 +305,12 @@ class UpstreamRun:
         if envelope is not None and envelope.has_error:
             detail, status = "the inference server answered 200 with an error", envelope.error_status
             self.sink.failed(Failure(detail, False, status, body, self.content_type))
-        elif self.request.stream:
+        elif request.stream:
             self.sink.failed(Failure("the inference server did not stream its answer", False))
         else:
             self.sink.finished(self._usage(body, envelope), body)
 
-    def _stream_ended(self) -> None:
-        events = self.events
+    def _stream_ended(self, events: EventStream) -> None:
         try:
             rest = events.finish()
         except ValueError as error:
@@ -339,148 +367,3 @@ class UpstreamRun:
             self.backend.connect(self)
             return
         self.broke("the inference server closed the connection", retryable=not self.status)
-
-
-class UpstreamConnection(asyncio.Protocol):
-    """One keep-alive connection; it carries one request at a time."""
-
-    transport: asyncio.Transport
-
-    def __init__(self, backend: OpenAIBackend) -> None:
-        self._backend = backend
-        self._parser = httptools.HttpResponseParser(self)
-        self._run: UpstreamRun | None = None
-        self._head_left = 0
-        self._until_close = False
-        self._whole = self._keep = False
-        self._parts: list[bytes] = []
-        """What the present read holds of the body: a stream's events of one read pass as one."""
-        self._paused = False
-        self.fresh = True
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports do not derive from asyncio's.
-        self.transport = cast(asyncio.Transport, transport)
-
-    def send(self, run: UpstreamRun) -> None:
-        self._run = run
-        run.connection = self
-        self._parser = httptools.HttpResponseParser(self)
-        self._head_left, self._until_close, self._whole = HEAD_BYTES_MAX, True, False
-        self.transport.write(self._backend.message(run.request, run.body()))
-        run.sink.prefill_began()
-
-    def release(self) -> None:
-        """Back among the idle ones, reading again: a slow client may have paused it with its last bytes."""
-        self._run = None
-        self.fresh = False
-        if self.transport.is_closing() or len(self._backend.idle) >= IDLE_MAX:
-            self.transport.close()
-        else:
-            if self._paused:
-                self.resume()
-            self._backend.idle.append(self)
-
-    def pause(self) -> None:
-        self._paused = True
-        self.transport.pause_reading()
-
-    def resume(self) -> None:
-        if self._paused and not self.transport.is_closing():
-            self._paused = False
-            self.transport.resume_reading()
-
-    def data_received(self, data: bytes) -> None:
-        if self._run is None:
-            # Nothing was asked: whatever this is, it must not become the answer to the next request.
-            self.transport.abort()
-            return
-        self._backend.heard += 1
-        broken = ""
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            broken = "the inference server switched protocols"
-        except httptools.HttpParserError as error:
-            if self._whole:
-                self._keep = False
-            else:
-                broken = f"the inference server's answer is not HTTP: {error}"
-        parts = self._parts
-        if parts and self._run is not None:
-            self._parts = []
-            self._run.took(parts[0] if len(parts) == 1 else b"".join(parts))
-        if broken:
-            self._broken(broken)
-        if self._whole:
-            self._finish()
-        elif self._head_left:
-            self._head_left -= len(data)
-            if self._head_left <= 0:
-                self._broken(f"the head of the inference server's answer is larger than {HEAD_BYTES_MAX} bytes")
-
-    def _finish(self) -> None:
-        """The response is whole; only now may the connection carry another one."""
-        run, self._run = self._run, None
-        if run is not None:
-            run.connection = None
-        if self._keep:
-            self.release()
-        else:
-            self.transport.close()
-        if run is not None:
-            run.complete()
-
-    def _broken(self, detail: str) -> None:
-        run, self._run = self._run, None
-        self.transport.abort()
-        if run is not None:
-            run.broke(detail)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        run, self._run = self._run, None
-        if self in self._backend.idle:
-            self._backend.idle.remove(self)
-        if run is None:
-            return
-        run.connection = None
-        if exc is None and run.status and self._until_close:
-            run.complete()
-        else:
-            run.lost(fresh=self.fresh)
-
-    # httptools
-
-    def on_message_begin(self) -> None:
-        if self._whole:
-            # More than was asked for.
-            self._keep = False
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        run = self._run
-        if run is None or self._whole or run.status:
-            return
-        name = name.lower()
-        if name == b"content-type":
-            run.content_type = value.lower()
-        elif name == b"content-length" or name == b"transfer-encoding":
-            self._until_close = False
-        elif name == b"retry-after":
-            run.retry_after = value.strip()
-
-    def on_headers_complete(self) -> None:
-        status = self._parser.get_status_code()
-        if self._run is not None and not self._whole and status >= 200:
-            run = self._run
-            run.status = status
-            run.streams = run.request.stream and status == 200 and not run.content_type.startswith(b"application/json")
-            self._head_left = 0
-
-    def on_body(self, body: bytes) -> None:
-        if self._run is not None and not self._whole:
-            self._parts.append(body)
-
-    def on_message_complete(self) -> None:
-        if self._run is not None and not self._whole and self._run.status:
-            # What is interim (100, 103) is no answer.
-            self._whole, self._keep = True, self._parser.should_keep_alive()

@@ -56,13 +56,6 @@ class _Levels:
         return self.by_priority.get(priority, 0)
 
 
-class TensorConnections(OpenAIBackend):
-    """Connections to the server; bodies were made for it already."""
-
-    def body_of(self, request: BackendRequest) -> bytes:
-        return request.body
-
-
 class TritonBackend:
     """All slots share one Triton; which slot runs what bounds how much it is given."""
 
@@ -71,7 +64,7 @@ class TritonBackend:
     batches_itself = True
 
     def __init__(self, url: str, options: TritonOptions | None = None) -> None:
-        self._http = TensorConnections(url)
+        self._http = OpenAIBackend(url, as_they_are=True)
         self._options = options or TritonOptions()
         self._levels = _Levels()
         self.open = self._http.open

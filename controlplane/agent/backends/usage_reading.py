@@ -77,7 +77,15 @@ class Envelope(Struct):
         return code if isinstance(code, int) and 400 <= code < 500 else 502
 
 
+class _Plain(Struct, gc=False):
+    """A whole answer with its usage where it is as it should be."""
+
+    usage: UsageObject | None = None
+    error: Raw | None = None
+
+
 _decoder = msgspec.json.Decoder(Envelope)
+_plain_decoder = msgspec.json.Decoder(_Plain)
 _usage_decoder = msgspec.json.Decoder(UsageObject)
 _error_decoder = msgspec.json.Decoder(_Error)
 
@@ -102,6 +110,23 @@ def usage_of(body: bytes) -> UsageObject | None:
     """The usage of a whole answer; None where there is none or it cannot be read."""
     envelope = envelope_of(body)
     return None if envelope is None or not envelope.has_usage else read_usage(envelope.usage)
+
+
+def plain_usage(body: bytes) -> TokenUsage | None:
+    """The usage of a whole answer that tells all of it and no error; None for any other, which needs a closer look."""
+    try:
+        answer = _plain_decoder.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    usage = answer.usage
+    if answer.error is not None or usage is None:
+        return None
+    prompt, output, details = usage.prompt_tokens, usage.completion_tokens, usage.prompt_tokens_details
+    if prompt is None or output is None:
+        return None
+    if details is None or not details.cached_tokens:
+        return TokenUsage(prompt, 0, output)
+    return TokenUsage(prompt, details.cached_tokens, output) if details.cached_tokens <= prompt else None
 
 
 def token_usage(usage: UsageObject | None, *, prompt_tokens: int, output_tokens: int) -> TokenUsage:
