@@ -1,48 +1,31 @@
 """The few fields of an OpenAI request that the agent reads; everything else passes through unread."""
 
+from __future__ import annotations
+
+from typing import Final
+
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Raw
 
-NOTHING = Raw(b"")
+from controlplane.agent.api_fields import ApiBody, decode_from_below
+from controlplane.agent.api_fields import decode as _decode
 
-
-class StreamOptions(Struct):
-    include_usage: bool | None = None
-
-
-class ApiBody(Struct):
-    """Fields that admission and forwarding need. `ignore_eos` is the extension that inference servers share."""
-
-    model: str
-    stream: bool | None = None
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
-    n: int | None = None
-    """As sent; after `read_body` the outputs that the engine makes in all: those of each prompt times the prompts."""
-    best_of: int | None = None
-    stream_options: StreamOptions | None = None
-    messages: Raw = NOTHING
-    prompt: Raw = NOTHING
-    ignore_eos: bool | None = None
-
-
-CHAT_PATH = "/v1/chat/completions"
-TEXT_PATH = "/v1/completions"
-TOKEN_PATHS = frozenset({CHAT_PATH, TEXT_PATH})
+CHAT_PATH: Final = "/v1/chat/completions"
+TEXT_PATH: Final = "/v1/completions"
+TOKEN_PATHS: Final = frozenset({CHAT_PATH, TEXT_PATH})
 """Where answers are made token by token; everything else has one answer (`one_shot_body`)."""
-N_MAX = 128
-OUTPUTS_MAX = 1024
-MODEL_CHARS = 256
-STACK_MARGIN = 100
-BRACKETS_SAFE = 200
+N_MAX: Final = 128
+OUTPUTS_MAX: Final = 1024
+MODEL_CHARS: Final = 256
+STACK_MARGIN: Final = 100
+BRACKETS_SAFE: Final = 200
 """Nothing with so few brackets is nested too deeply for anybody who reads it."""
-OUTPUT_TOKENS_MAX = 1 << 31
+OUTPUT_TOKENS_MAX: Final = 1 << 31
 
-_decoder = msgspec.json.Decoder(ApiBody)
-_messages = msgspec.json.Decoder(list[Raw])
-_prompt = msgspec.json.Decoder(str | list[str | int | list[int]])
-_fields = msgspec.json.Decoder(dict[str, Raw])
-_encode = msgspec.json.Encoder().encode
+_messages: Final = msgspec.json.Decoder(list[Raw]).decode
+_prompt: Final = msgspec.json.Decoder(str | list[str | int | list[int]]).decode
+_fields: Final = msgspec.json.Decoder(dict[str, Raw]).decode
+_encode: Final = msgspec.json.Encoder().encode
 
 
 class BadBody(Exception):
@@ -60,7 +43,7 @@ def read_body(body: bytes, path: str) -> ApiBody:
             # What passes through unread is not looked at by the decoder.
             body.decode()
         shallow = body.count(b"{") + body.count(b"[") <= BRACKETS_SAFE
-        parsed = _decoder.decode(body) if shallow else _decode(body, STACK_MARGIN)
+        parsed = _decode(body) if shallow else decode_from_below(body, STACK_MARGIN)
     except msgspec.ValidationError as error:
         text = str(error)
         raise BadBody(f"The request body is not valid: {text}.", _field_of(text)) from None
@@ -95,15 +78,10 @@ def read_body(body: bytes, path: str) -> ApiBody:
     return parsed
 
 
-def _decode(body: bytes, margin: int) -> ApiBody:
-    """Decode from `margin` calls further down, so that whoever reads the body again has room for its nesting."""
-    return _decode(body, margin - 1) if margin else _decoder.decode(body)
-
-
 def _check_messages(raw: Raw) -> None:
     if bytes(raw)[:1] != b"[":
         raise BadBody("messages must be a list of messages.", "messages")
-    if not _messages.decode(raw):
+    if not _messages(raw):
         raise BadBody("messages must hold at least one message.", "messages")
 
 
@@ -112,7 +90,7 @@ def _count_prompts(raw: Raw) -> int:
     if not bytes(raw):
         raise BadBody("prompt is missing.", "prompt")
     try:
-        prompt = _prompt.decode(raw)
+        prompt = _prompt(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise BadBody("prompt must be a text, a list of texts, or token numbers.", "prompt") from None
     if not prompt or (isinstance(prompt, list) and any(part == "" or part == [] for part in prompt)):
@@ -138,7 +116,7 @@ def body_for_upstream(
 
     A priority of the client's own does not pass: it would be served before others. All other values keep their bytes.
     """
-    fields = _fields.decode(body)
+    fields = _fields(body)
     limit = Raw(str(max_output_tokens).encode())
     if path == CHAT_PATH and "max_completion_tokens" in fields:
         fields.pop("max_tokens", None)
@@ -146,7 +124,7 @@ def body_for_upstream(
     else:
         fields["max_tokens"] = limit
     if stream and not usage_wanted:
-        options = _fields.decode(fields["stream_options"]) if _is_object(fields.get("stream_options")) else {}
+        options = _fields(fields["stream_options"]) if _is_object(fields.get("stream_options")) else {}
         options["include_usage"] = Raw(b"true")
         fields["stream_options"] = Raw(_encode(options))
     fields.pop("priority", None)

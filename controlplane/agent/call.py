@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from controlplane.agent.api_body import TOKEN_PATHS, ApiBody
+from controlplane.agent.api_body import TOKEN_PATHS
+from controlplane.agent.api_fields import ApiBody
 from controlplane.agent.objectives import Judge
 from controlplane.agent.registry import FREE_CARD, ClassEntry, KeyEntry, TenantEntry
 from controlplane.core.pricing import RateCard

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from controlplane.wire.report import Item, ItemJob
 
 if TYPE_CHECKING:
-    from controlplane.agent.api_body import ApiBody
+    from controlplane.agent.api_fields import ApiBody
     from controlplane.agent.call import Call
 
 BEST_EFFORT_US: Final = 1 << 62

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from controlplane.agent.answers import SENTENCES, bad_request, error_body
-from controlplane.agent.api_body import CHAT_PATH, TOKEN_PATHS, ApiBody, BadBody, read_body
+from controlplane.agent.api_body import CHAT_PATH, TOKEN_PATHS, BadBody, read_body
+from controlplane.agent.api_fields import ApiBody
 from controlplane.agent.backends.base import Failure
 from controlplane.agent.call import Call
 from controlplane.agent.item_ends import NO_RESPONSE, TOO_LARGE

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from msgspec import Struct
-
 from controlplane.agent.journal_entries import Mark, Verdict
 from controlplane.agent.policy_state import instant_us
 from controlplane.core.reasons import BY_CODE
@@ -21,26 +19,43 @@ STREAM_METRICS: Final = frozenset({"ttft", "tpot"})
 FAR_FUTURE_US: Final = 1 << 62
 
 
-class Judge(Struct, frozen=True, gc=False):
+class Judge:
     """One contract version as a request meets it."""
 
-    version_id: int
-    metric: str
-    threshold_us: int
+    __slots__ = ("metric", "threshold_us", "version_id")
+
+    def __init__(self, version_id: int, metric: str, threshold_us: int) -> None:
+        self.version_id = version_id
+        self.metric = metric
+        self.threshold_us = threshold_us
 
 
-class Measured(Struct, gc=False):
-    """What a request came to; None is a metric that it did not reach."""
+class Measured:
+    """What a request came to; None is a metric that it did not reach. `cause` is the end's name, counted if bad."""
 
-    queue_wait_us: int | None
-    ttft_us: int | None
-    tpot_us: int | None
-    e2e_us: int
-    completed: bool
-    cancelled_by_client: bool
-    cause: str
-    """The end's name, counted where it is bad."""
-    downgraded: bool = False
+    __slots__ = (
+        "cancelled_by_client", "cause", "completed", "downgraded", "e2e_us", "queue_wait_us", "tpot_us", "ttft_us",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        queue_wait_us: int | None,
+        ttft_us: int | None,
+        tpot_us: int | None,
+        e2e_us: int,
+        completed: bool,
+        cancelled_by_client: bool,
+        cause: str,
+        downgraded: bool = False,
+    ) -> None:
+        self.queue_wait_us = queue_wait_us
+        self.ttft_us = ttft_us
+        self.tpot_us = tpot_us
+        self.e2e_us = e2e_us
+        self.completed = completed
+        self.cancelled_by_client = cancelled_by_client
+        self.cause = cause
+        self.downgraded = downgraded
 
 
 def judge(rule: Judge, measured: Measured) -> str:

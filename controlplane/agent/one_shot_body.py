@@ -9,7 +9,8 @@ from urllib.parse import unquote
 import msgspec
 from msgspec import Meta, Raw, Struct, field
 
-from controlplane.agent.api_body import MODEL_CHARS, ApiBody, BadBody
+from controlplane.agent.api_body import MODEL_CHARS, BadBody
+from controlplane.agent.api_fields import ApiBody
 
 EMBEDDINGS_PATH: Final = "/v1/embeddings"
 INPUTS_MAX: Final = 2048

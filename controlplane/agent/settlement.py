@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from msgspec import Struct
-
 from controlplane.agent.backends.base import TokenUsage
 from controlplane.agent.call import Call
 from controlplane.agent.journal_entries import Closed, ItemEnd, Verdict
@@ -32,16 +30,19 @@ PAID_IF_DELIVERED: Final = frozenset(
 )
 
 
-class Settled(Struct):
+class Settled:
     """Tokens and money of an ended call. `charged` false: its GPU time is repeated work.
 
     `excess_nanos` is what the engine produced beyond the reservation: the platform bears it.
     """
 
-    usage: TokenUsage
-    lines: ChargeLines
-    charged: bool
-    excess_nanos: int = 0
+    __slots__ = ("charged", "excess_nanos", "lines", "usage")
+
+    def __init__(self, usage: TokenUsage, lines: ChargeLines, charged: bool, excess_nanos: int = 0) -> None:
+        self.usage = usage
+        self.lines = lines
+        self.charged = charged
+        self.excess_nanos = excess_nanos
 
 
 def is_charged(call: Call, outcome: Outcome) -> bool:
@@ -94,16 +95,30 @@ def opened_row(call: Call, model_id: int, job: str) -> UsageRow:
     )  # fmt: skip
 
 
-class Stages(Struct, gc=False):
+class Stages:
     """Time in each stage; they add up to the time from the last byte in to the last byte handed out."""
 
-    admission_us: int
-    queue_us: int
-    batch_wait_us: int
-    preprocess_us: int
-    prefill_us: int
-    decode_us: int
-    return_us: int
+    __slots__ = (
+        "admission_us", "batch_wait_us", "decode_us", "prefill_us", "preprocess_us", "queue_us", "return_us",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        admission_us: int,
+        queue_us: int,
+        batch_wait_us: int,
+        preprocess_us: int,
+        prefill_us: int,
+        decode_us: int,
+        return_us: int,
+    ) -> None:
+        self.admission_us = admission_us
+        self.queue_us = queue_us
+        self.batch_wait_us = batch_wait_us
+        self.preprocess_us = preprocess_us
+        self.prefill_us = prefill_us
+        self.decode_us = decode_us
+        self.return_us = return_us
 
 
 def stages_of(call: Call, ended_us: int) -> Stages:

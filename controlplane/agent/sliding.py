@@ -9,13 +9,11 @@ from __future__ import annotations
 from collections import deque
 from typing import Final, NamedTuple
 
-from msgspec import Struct
-
 WINDOW_US: Final = 300_000_000
 STEP_US: Final = 5_000_000
 
 
-class PresenceFigures(Struct, frozen=True, gc=False):
+class PresenceFigures(NamedTuple):
     """Rates per second and means over the window (or since the start, when that is shorter)."""
 
     arrivals_per_s: float
