@@ -1,7 +1,8 @@
 """The HTTP front of the agent: a raw asyncio protocol with an httptools parser.
 
 Keep-alive; pipelined requests are served one after the other; heads and bodies are bounded; a slow reader pauses its
-own request and nobody else's; a client that goes away ends its request at once.
+own request and nobody else's; a client that goes away ends its request at once, one that only says that it sends no
+more is answered.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from controlplane.agent.call import Call
 from controlplane.agent.http_exchange import HttpExchange
 from controlplane.agent.http_status import STATUS_LINES
 from controlplane.agent.known_heads import KnownHeads, cut
+from controlplane.agent.open_ends import IdleShedder, Probing
 
 log = logging.getLogger(__name__)
 
@@ -76,8 +78,8 @@ class Connection(asyncio.Protocol):
 
     __slots__ = (
         "_between", "_body", "_body_size", "_expects", "_front", "_head_size", "_held_bytes", "_last",
-        "_names_connection", "_overrun", "_parser", "_queue", "_reading_paused", "_unique", "_url", "current",
-        "reading", "since_s", "transport", "write_paused",
+        "_names_connection", "_overrun", "_parser", "_queue", "_reading_paused", "_sent_all", "_unique", "_url",
+        "current", "reading", "since_s", "transport", "write_paused",
     )  # fmt: skip
 
     transport: asyncio.Transport
@@ -95,6 +97,7 @@ class Connection(asyncio.Protocol):
         self._names_connection = False
         self._overrun = False
         self._reading_paused = False
+        self._sent_all = False
         self._between = True
         """The parser has begun no message: what comes next is the start of one."""
         self._unique = False
@@ -175,6 +178,37 @@ class Connection(asyncio.Protocol):
             self._steer_reading()
             self._hold()
 
+    def eof_received(self) -> bool:
+        """The client sends no more: it is gone, or waits for its answers. Says whether to keep the connection.
+
+        A stream that has begun is ended: nothing can be put into it to see whether anybody is there. So is what an
+        HTTP/1.0 client asked for, which knows no interim answers.
+        """
+        last = self._queue[-1] if self._queue else self.current
+        if last is None or not last.chunked or self._overrun or self._front.closing or self._streams():
+            return False
+        last.keep_alive = False
+        if not self._sent_all:
+            self._sent_all = True
+            Probing(self.transport, self._streams)
+        return True
+
+    def _streams(self) -> bool:
+        return self.current is not None and self.current.streaming
+
+    def idle(self) -> bool:
+        """Whether nothing is on its way here, in or out."""
+        free = self.current is None and self.reading is None and not self._url and not self._queue
+        return free and not self.transport.is_closing()
+
+    def shut(self) -> None:
+        """Close it now."""
+        if self.write_paused:
+            # To close it would wait for a client that does not read.
+            self.transport.abort()
+        else:
+            self.transport.close()
+
     def pause_writing(self) -> None:
         self.write_paused = True
         self._steer("pause")
@@ -197,6 +231,8 @@ class Connection(asyncio.Protocol):
 
         While a request runs and none waits, reading goes on: that is how a client that goes away is noticed.
         """
+        if self._sent_all:
+            return
         unread = self.write_paused and (self.current is None or bool(self._queue))
         pause = unread or len(self._queue) >= PIPELINED_MAX
         if pause != self._reading_paused and not self.transport.is_closing():
@@ -398,6 +434,7 @@ class HttpFront:
         self.held_bytes = 0
         self.known: KnownHeads[KnownRequest] = KnownHeads(KNOWN_HEADS_MAX)
         self._connections_max = connections_max
+        self._shedder = IdleShedder(self.connections)
         self._server: asyncio.Server | None = None
         self._sweeper: asyncio.TimerHandle | None = None
 
@@ -410,20 +447,16 @@ class HttpFront:
         return int(server.sockets[0].getsockname()[1])
 
     def enter(self, connection: Connection) -> bool:
+        """Whether there is room for one more; in a full table the one that has been idle longest makes room."""
         self.connections.add(connection)
-        return len(self.connections) <= self._connections_max
+        return len(self.connections) <= self._connections_max or self._shedder.shed(connection, self.loop.time())
 
     def _sweep(self) -> None:
         self._sweeper = self.loop.call_later(SWEEP_S, self._sweep)
         now_s = self.loop.time()
         for connection in list(self.connections):
-            if not connection.too_slow(now_s):
-                continue
-            if connection.write_paused:
-                # To close it would wait for a client that does not read.
-                connection.transport.abort()
-            else:
-                connection.transport.close()
+            if connection.too_slow(now_s):
+                connection.shut()
 
     def stop_accepting(self) -> None:
         """No new connections; idle ones are closed, running ones after their answer."""
