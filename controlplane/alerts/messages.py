@@ -13,6 +13,7 @@ from typing import Any
 from uuid import UUID
 
 from django.conf import settings
+from django.urls import reverse
 
 from controlplane.alerts.models import Alert, AlertChange, Receiver
 
@@ -64,7 +65,7 @@ def alert_json(alert: Alert) -> dict[str, Any]:
         "state": state_of(alert),
         "title": alert.title,
         "text": alert.text,
-        "url": alert.url,
+        "url": settings.PUBLIC_URL + reverse("alert", args=[alert.pk]),
         "pool": alert.pool,
         "contract": alert.contract,
         "causes": alert.causes,

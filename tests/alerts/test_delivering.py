@@ -65,7 +65,8 @@ def verified(headers: dict[str, str], body: bytes, secret: str) -> bool:
 
 
 @pytest.mark.django_db
-def test_a_message_is_signed_and_says_what_happened(allowed, now):
+def test_a_message_is_signed_and_says_what_happened(allowed, settings, now):
+    settings.PUBLIC_URL = "https://flexband.example.com"
     with hook() as (url, heard):
         row = receiver(now, target=url)
         observe([seen(causes=[{"label": "Worst stage", "value": "queue 62 %", "url": ""}])], now)
@@ -80,6 +81,7 @@ def test_a_message_is_signed_and_says_what_happened(allowed, now):
     assert said["type"] == "alert.raised"
     (alert,) = said["data"]["alerts"]
     assert (alert["severity"], alert["state"], alert["contract"]) == ("page", "open", "chat")
+    assert alert["url"] == f"https://flexband.example.com/alerts/{alert['id']}/"
     assert alert["causes"] == [{"label": "Worst stage", "value": "queue 62 %", "url": ""}]
     (delivery,) = Delivery.objects.all()
     assert (delivery.state, delivery.attempts, delivery.delivered_at) == ("delivered", 1, now)
