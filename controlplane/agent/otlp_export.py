@@ -6,7 +6,10 @@ the collector, a token for example, come from the environment (`OTEL_EXPORTER_OT
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import socket
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -30,9 +33,54 @@ log = logging.getLogger(__name__)
 EXPORT_TIMEOUT_S: Final = 5.0
 ANSWER_BYTES_MAX: Final = 64 * 1024
 ANSWER_WITHIN_S: Final = 1.0
+HEAD_WITHIN_S: Final = EXPORT_TIMEOUT_S
 COMPLAIN_EVERY_S: Final = 60.0
 SCOPE: Final = InstrumentationScope("controlplane.agent.tracing")
 Attributes = Mapping[str, str | bool | int]
+
+
+class _HeadInTime:
+    """A connection whose answer has its status and headers in time: a timeout of each read would let them drip."""
+
+    sock: socket.socket | None
+    _overdue = False
+
+    def getresponse(self) -> Any:
+        """Raises TimeoutError at the deadline: the headers that came until then would pass for all of them."""
+        self._overdue = False
+        timer = threading.Timer(HEAD_WITHIN_S, self._cut_off)
+        timer.daemon = True
+        timer.start()
+        try:
+            answer = super().getresponse()  # type: ignore[misc]
+        finally:
+            timer.cancel()
+        if self._overdue:
+            raise TimeoutError(f"no whole head of an answer within {HEAD_WITHIN_S} s")
+        return answer
+
+    def _cut_off(self) -> None:
+        self._overdue = True
+        if self.sock is not None:
+            # What waits for a byte of it, in another thread, finds its end.
+            with contextlib.suppress(OSError):
+                self.sock.shutdown(socket.SHUT_RDWR)
+
+
+class _Connection(_HeadInTime, urllib3.connection.HTTPConnection):
+    pass
+
+
+class _SecureConnection(_HeadInTime, urllib3.connection.HTTPSConnection):
+    pass
+
+
+class _Pool(urllib3.HTTPConnectionPool):
+    ConnectionCls = _Connection
+
+
+class _SecurePool(urllib3.HTTPSConnectionPool):
+    ConnectionCls = _SecureConnection
 
 
 class CollectorSession(requests.Session):
@@ -45,6 +93,10 @@ class CollectorSession(requests.Session):
         super().__init__()
         # As for the control plane: no proxy of the environment, the collector is named on the command line.
         self.trust_env = False
+        for scheme in ("http://", "https://"):
+            adapter = requests.adapters.HTTPAdapter()
+            adapter.poolmanager.pool_classes_by_scheme = {"http": _Pool, "https": _SecurePool}
+            self.mount(scheme, adapter)
 
     def send(self, request: requests.PreparedRequest, **options: Any) -> requests.Response:
         """Raises TooManyRedirects for a redirect, else what requests raises."""

@@ -97,11 +97,15 @@ class Hanging:
         self.listener.close()
 
 
+WHOLE_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/x-protobuf\r\n\r\n"
+
+
 class Pouring:
     """Answers 200 to whatever comes, and goes on with its answer for as long as somebody reads."""
 
-    def __init__(self, part: bytes, every_s: float = 0.0) -> None:
+    def __init__(self, part: bytes, every_s: float = 0.0, head: bytes = WHOLE_HEAD) -> None:
         self.poured = 0
+        self._head = head
         self._part = part
         self._every_s = every_s
 
@@ -123,7 +127,7 @@ class Pouring:
     def _pour(self, peer: socket.socket) -> None:
         with peer, contextlib.suppress(OSError):
             peer.recv(65_536)
-            peer.sendall(b"HTTP/1.1 200 OK\r\ncontent-type: application/x-protobuf\r\n\r\n")
+            peer.sendall(self._head)
             while self.poured < POURED_MAX:
                 peer.sendall(self._part)
                 self.poured += len(self._part)

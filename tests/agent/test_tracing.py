@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from controlplane.agent import otlp_export
 from controlplane.agent.agent_process import make_tracer
 from controlplane.agent.backends.openai import OpenAIBackend
 from controlplane.agent.errors import UsageError
@@ -192,6 +193,20 @@ async def test_a_collector_that_does_not_stop_answering_is_left(make_agent, part
             assert (await client.ask(post(chat_body()))).status == 200
             await agent.until(lambda count=count: tracer.exported == count)
         assert pouring.poured < 64 * 1024 * 1024, "what the sockets hold, not all that it would send"
+        await asyncio.to_thread(tracer.close, 5.0)
+
+
+async def test_a_collector_whose_head_drips_is_left_at_the_deadline(make_agent, monkeypatch):
+    """Each byte comes in time for a reader's timeout; the next batch must not wait for all of them."""
+    monkeypatch.setattr(otlp_export, "HEAD_WITHIN_S", 0.3)
+    agent = await make_agent()
+    with Pouring(b"x", 0.05, head=b"HTTP/1.1 200 OK\r\nx-long: ") as dripping:
+        tracer = traced(agent, dripping.url, timeout_s=2.0)
+        client = await WireClient.connect(agent.port)
+        for count in range(1, 3):
+            assert (await client.ask(post(chat_body()))).status == 200
+            await agent.until(lambda count=count: tracer.failed == count, within_s=10.0)
+        assert tracer.exported == 0
         await asyncio.to_thread(tracer.close, 5.0)
 
 
