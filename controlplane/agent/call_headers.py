@@ -18,7 +18,9 @@ def client_id_header(exchange: Exchange) -> bytes:
 
 
 def class_headers(call: Call) -> bytes:
-    """The class that served, and the one that was asked for where it differs."""
+    """The class that served, and the one that was asked for where it differs; none for one that is not served here."""
+    if not call.klass.policy.id:
+        return b""
     headers = b"x-flexband-class: %b\r\n" % call.klass.slug_text
     if call.asked is not call.klass:
         headers += b"x-flexband-asked-class: %b\r\n" % call.asked.slug_text

@@ -140,7 +140,8 @@ def queue_rows(
     words = list(words)
     fresh = [word for word in words if word.fresh(now)]
     class_ids = {row["class_id"] for word in words for row in word.figures.get("classes", ())}
-    class_ids |= {class_id for class_id, _ in refused}
+    # a class that nobody has (id 0) has no queue: who asked for it is among the refusals
+    class_ids |= {class_id for class_id, _ in refused if class_id}
     order = sorted(class_ids, key=lambda c: (names.classes.get(c, ("", ""))[1] != "interactive", _class_slug(names, c)))
     result = []
     for class_id in order:

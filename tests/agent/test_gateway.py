@@ -358,3 +358,13 @@ async def test_a_stream_that_begins_while_nobody_reads_is_paused(make_agent):
     assert answer.body.endswith(b"data: [DONE]\n\n")
     await agent.until(lambda: not agent.engine.calls)
     agent.assert_nothing_held()
+
+
+async def test_a_class_that_is_not_served_is_not_named_as_the_one_that_served(make_agent):
+    """The header tells which class served; what a client wrote into its own must not come back as that."""
+    agent = await make_agent()
+    client = await connect(agent)
+    answer = await client.ask(post(chat_body(), headers="x-flexband-class: nosuch\r\n"))
+    assert (answer.status, answer.json["error"]["code"]) == (403, "class_not_allowed")
+    assert not {"x-flexband-class", "x-flexband-asked-class"} & set(answer.headers)
+    assert "x-request-id" in answer.headers
