@@ -14,7 +14,7 @@ from django.db import transaction
 
 from controlplane.alerts.delivering import send_again, tell, tell_test
 from controlplane.alerts.messages import OVERLAP
-from controlplane.alerts.models import Alert, AlertChange, Delivery, Receiver, Severity, Silence
+from controlplane.alerts.models import Alert, AlertChange, Delivery, Event, Receiver, Severity, Silence
 from controlplane.alerts.queries import shown_target, silence_of, silences_in_force
 from controlplane.audit.actions import changes, record
 from controlplane.audit.actors import Actor
@@ -31,6 +31,8 @@ KIND_WORDS = {
     "overdue": "Slot past its drain bound",
     "lost": "Agent vanished",
 }
+EVENT_KINDS = ("deploy", "network", "hardware", "config", "other")
+EVENT_AHEAD_MOST, EVENT_BACK_MOST = timedelta(minutes=5), timedelta(days=14)
 RECEIVER_FIELDS = ("name", "kind", "target", "severity", "enabled")
 
 
@@ -142,6 +144,38 @@ def _silence_values(row: Silence) -> dict[str, Any]:
         "kinds": row.kinds, "pool": row.pool, "contract": row.contract, "starts_at": row.starts_at.isoformat(),
         "ends_at": row.ends_at.isoformat(),
     }  # fmt: skip
+
+
+# ---- events ----
+
+
+def create_event(*, at: datetime, kind: str, title: str, url: str, pool: str, actor: Actor, now: datetime) -> Event:
+    """Notes what happened outside, for the lane "what changed". Raises ValidationError by field."""
+    wrong: dict[str, str] = {}
+    if kind not in EVENT_KINDS:
+        wrong["kind"] = f"Choose one of {', '.join(EVENT_KINDS)}."
+    if not title.strip():
+        wrong["title"] = "Say what happened, in a few words."
+    if at > now + EVENT_AHEAD_MOST:
+        wrong["at"] = "It lies in the future: post it when it happens."
+    elif at < now - EVENT_BACK_MOST:
+        wrong["at"] = f"It lies more than {EVENT_BACK_MOST.days} days back."
+    if url:
+        try:
+            outbound.checked_url(url)
+        except outbound.Refused as error:
+            wrong["url"] = str(error)
+    if wrong:
+        raise ValidationError(wrong)
+    with transaction.atomic():
+        row = Event.objects.create(
+            at=at, kind=kind, title=title.strip(), url=url, pool=pool, created_by=actor.name, created_at=now
+        )
+        record(
+            actor=actor, action="event.create", noun="event", object_id=str(row.pk), before=None,
+            after={"kind": kind, "title": row.title, "at": at.isoformat(), "pool": pool}, now=now,
+        )  # fmt: skip
+    return row
 
 
 # ---- receivers ----

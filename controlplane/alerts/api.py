@@ -16,7 +16,7 @@ from rest_framework.viewsets import GenericViewSet
 
 from controlplane.alerts import actions, queries
 from controlplane.alerts.messages import alert_json
-from controlplane.alerts.models import Silence
+from controlplane.alerts.models import Event, Silence
 from controlplane.audit.actors import actor_of
 from controlplane.tenants.rest import ReasonField, ReasonSerializer, writes
 
@@ -109,3 +109,36 @@ class SilenceViewSet(ListModelMixin, GenericViewSet):
         except actions.AlreadyEnded as error:
             raise Ended(str(error)) from error
         return Response(self.get_serializer(row).data)
+
+
+class EventSerializer(serializers.ModelSerializer):
+    """Something that happened outside. `at` is now when it is left out."""
+
+    at = serializers.DateTimeField(required=False)
+    kind = serializers.ChoiceField(actions.EVENT_KINDS, default="deploy")
+    url = serializers.CharField(max_length=500, required=False, default="", allow_blank=True)
+    pool = serializers.CharField(max_length=63, required=False, default="", allow_blank=True)
+
+    class Meta:
+        model = Event
+        fields = ("id", "at", "kind", "title", "url", "pool", "created_by", "created_at")
+        read_only_fields = ("id", "created_by", "created_at")
+
+
+class EventViewSet(ListModelMixin, GenericViewSet):
+    """Deploys and the like, for the lane "what changed"."""
+
+    read_permission = "alert.read"
+    write_permission = "event.write"
+    serializer_class = EventSerializer
+    ordering_fields = ("at",)
+    ordering = ("-at",)
+
+    def get_queryset(self) -> QuerySet[Event]:
+        return Event.objects.all()
+
+    @writes
+    def create(self, request: Request) -> Response:
+        values, now = _body(request, EventSerializer), timezone.now()
+        row = actions.create_event(**{"at": now, **values}, actor=actor_of(request), now=now)
+        return Response(self.get_serializer(row).data, status=status.HTTP_201_CREATED)

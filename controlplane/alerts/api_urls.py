@@ -3,10 +3,11 @@
 from django.urls import re_path
 from rest_framework.routers import SimpleRouter
 
-from controlplane.alerts.api import AlertAck, SilenceViewSet
+from controlplane.alerts.api import AlertAck, EventViewSet, SilenceViewSet
 
 router = SimpleRouter()
 router.trailing_slash = "/?"  # a program's POST must not be lost to a redirect
+router.register("events", EventViewSet, basename="api-events")
 router.register("silences", SilenceViewSet, basename="api-silences")
 
 urlpatterns = [

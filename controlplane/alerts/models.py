@@ -145,3 +145,15 @@ class DeliveryAttempt(models.Model):
     took_us = models.BigIntegerField()
     status = models.PositiveSmallIntegerField(null=True)
     error = models.CharField(max_length=300, blank=True, default="")
+
+
+class Event(models.Model):
+    """Something outside that may explain an incident: a deploy, a change of the network, a move of machines."""
+
+    at = models.DateTimeField(db_index=True)
+    kind = models.CharField(max_length=20)
+    title = models.CharField(max_length=200)
+    url = models.CharField(max_length=500, blank=True, default="")
+    pool = models.CharField(max_length=63, blank=True, default="")
+    created_by = models.CharField(max_length=150)
+    created_at = models.DateTimeField()

@@ -11,6 +11,7 @@ from typing import Any
 
 from django.db import connection
 
+from controlplane.alerts.models import Event
 from controlplane.alerts.queries import Mark, marks
 from controlplane.audit.models import AuditEntry
 from controlplane.contracts.models import WorkloadClass
@@ -335,9 +336,11 @@ _NOUNS = {
 
 
 def _changes(now: datetime) -> list[Change]:
-    """The newest changes by people from the audit log, and loans and recalls by the controller, newest first."""
+    """The newest changes by people, events posted from outside, loans and recalls by the controller, newest first."""
     since = now - CHANGES_OVER
-    audit = AuditEntry.objects.filter(at__gte=since).exclude(noun="session").order_by("-id")[:CHANGES_SHOWN]
+    audit = (
+        AuditEntry.objects.filter(at__gte=since).exclude(noun__in=("session", "event")).order_by("-id")[:CHANGES_SHOWN]
+    )
     rows = [
         Change(f"a{e.pk}", e.at, _NOUNS.get(e.noun, e.noun), e.actor_name, _audit_words(e.action, e.object_id))
         for e in audit
@@ -351,6 +354,9 @@ def _changes(now: datetime) -> list[Change]:
         if lend.recalled_at is not None:
             what = f"recalled {lend.slot.name} in {lend.pool.slug}: {lend.recall_reason}"
             rows.append(Change(f"r{lend.pk}", lend.recalled_at, "loan", "controller", what))
+    for event in Event.objects.filter(at__gte=since).order_by("-at")[:CHANGES_SHOWN]:
+        what = event.title + (f", pool {event.pool}" if event.pool else "")
+        rows.append(Change(f"e{event.pk}", event.at, event.kind, event.created_by, what))
     return sorted(rows, key=lambda row: row.at, reverse=True)[:CHANGES_SHOWN]
 
 

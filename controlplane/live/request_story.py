@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.db.models import QuerySet
 
@@ -13,11 +13,12 @@ from controlplane.contracts.models import WorkloadClass
 from controlplane.core.reasons import BY_CODE, Outcome
 from controlplane.core.stage_stack import STAGES
 from controlplane.fleet.models import Agent, Pool, ServedModel, Slot
+from controlplane.ledger.queries import rate_cards
 from controlplane.live.check_labels import label, readable
 from controlplane.live.stages import STAGE_FILLS, STAGE_NAMES
 from controlplane.tenants.models import ApiKey, Tenant
 from controlplane.usage.models import DecisionSample, UsageRecord
-from controlplane.usage.queries import find_request
+from controlplane.usage.queries import RequestStory, find_request
 from controlplane.wire.report import (
     FLAG_CAPPED,
     FLAG_ESTIMATED,
@@ -26,6 +27,9 @@ from controlplane.wire.report import (
     FLAG_STREAMED,
     FLAG_TOKENLESS,
 )
+
+if TYPE_CHECKING:
+    from controlplane.ledger.models import RateCard
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +101,7 @@ class Story:
     word: str
     pool: str
     reason: str
+    card: RateCard | None
 
 
 def tell(request_id: uuid.UUID, *, now: datetime) -> Story | None:
@@ -104,7 +109,7 @@ def tell(request_id: uuid.UUID, *, now: datetime) -> Story | None:
     found = find_request(request_id, now=now)
     if not found.records and found.sample is None:
         return None
-    return _story(request_id, found.records, found.sample)
+    return _story(request_id, found)
 
 
 def visible_story(request_id: uuid.UUID, tenants: QuerySet[Tenant], now: datetime) -> Story | None:
@@ -136,7 +141,8 @@ def as_json(story: Story) -> dict[str, Any]:
     }
 
 
-def _story(request_id: uuid.UUID, records: list[UsageRecord], sample: DecisionSample | None) -> Story:
+def _story(request_id: uuid.UUID, found: RequestStory) -> Story:
+    records, sample = found.records, found.sample
     said = records[-1] if records else sample
     assert said is not None, "something is known of the request"
     names = _Names(said)
@@ -157,12 +163,19 @@ def _story(request_id: uuid.UUID, records: list[UsageRecord], sample: DecisionSa
         decided=_decided(sample, names),
         charges=_charges(records),
         charge_nanos=sum(nanos for _, _, nanos in _charges(records)),
-        identifiers=_identifiers(request_id, records, names),
+        identifiers=_identifiers(request_id, found, names),
         chip=_chip(outcome, refused),
         word=(refused or outcome or "Running").replace("_", " ").capitalize(),
         pool=names.pool,
         reason=refused or outcome,
+        card=_card(records),
     )
+
+
+def _card(records: list[UsageRecord]) -> RateCard | None:
+    """The version of the rates that the request was charged at, as it stood then."""
+    version = records[-1].rate_version if records else 0
+    return rate_cards([version]).get(version) if version else None
 
 
 class _Names:
@@ -342,7 +355,8 @@ def _charges(records: list[UsageRecord]) -> list[tuple[str, int, int]]:
     ]
 
 
-def _identifiers(request_id: uuid.UUID, records: list[UsageRecord], names: _Names) -> list[dict[str, Any]]:
+def _identifiers(request_id: uuid.UUID, found: RequestStory, names: _Names) -> list[dict[str, Any]]:
+    records = found.records
     items: list[dict[str, Any]] = [
         {"label": "x-request-id", "value": str(request_id)},
         {"label": "API key", "value": names.key},
@@ -363,6 +377,12 @@ def _identifiers(request_id: uuid.UUID, records: list[UsageRecord], names: _Name
                 "label": "Charge",
                 "value": "ends at what was reserved; the engine produced more" if last.flags & FLAG_CAPPED else None,
             },
+            {"label": "Received", "value": _received(found)},
             {"label": "Tokens", "value": "estimated" if last.flags & FLAG_ESTIMATED else "counted by the engine"},
         ]
     return items
+
+
+def _received(found: RequestStory) -> str:
+    where = ", read from the archive of that day" if found.archived else ""
+    return f"{found.records[-1].received_at:%Y-%m-%d %H:%M:%S} UTC{where}"

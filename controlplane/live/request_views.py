@@ -17,10 +17,11 @@ from controlplane.core.reasons import BY_CODE, Outcome, Reason
 from controlplane.fleet.models import Pool
 from controlplane.live.refusal_lookup import refused_minute
 from controlplane.live.request_story import visible_story
-from controlplane.tenants.access import requires
+from controlplane.tenants.access import may, requires
 from controlplane.tenants.models import Tenant
 from controlplane.tenants.queries import visible_tenants
 from controlplane.usage.models import DecisionSample, RefusalMinute, UsageRecord
+from controlplane.usage.retirement import ArchiveChanged
 from controlplane.wire.report import FLAG_TOKENLESS
 
 SHOWN = 50
@@ -35,13 +36,25 @@ def request(request: HttpRequest, request_id: uuid.UUID) -> HttpResponse:
     Whoever may not see its tenant gets the same answer as for an id that never was.
     """
     now, tenants = timezone.now(), visible_tenants(request.user)
-    story = visible_story(request_id, tenants, now)
+    try:
+        story = visible_story(request_id, tenants, now)
+    except ArchiveChanged as error:
+        return _unreadable(request, request_id, error)
     if story is not None:
         return render(request, "live/request.html", {"story": story, "nav_section": "requests"})
     found = refused_minute(request_id, tenants, now)
     if found is None:
         raise Http404("There is no such request.")
     return render(request, "live/refused_minute.html", {"found": found, "nav_section": "requests"})
+
+
+def _unreadable(request: HttpRequest, request_id: uuid.UUID, error: ArchiveChanged) -> HttpResponse:
+    """Its day is retired and the day's file cannot be read: whether there was such a request is not known."""
+    context = {
+        "request_id": request_id, "problem": str(error) if may(request.user, "finance.read") else "",
+        "nav_section": "requests", "page_state": "unknown",
+    }  # fmt: skip
+    return render(request, "live/request_unreadable.html", context, status=503)
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,6 +66,7 @@ PERMISSIONS: dict[str, frozenset[Role]] = {
     "alert.read": STAFF,
     "alert.act": RESPONDERS,
     "alert.configure": ADMIN,
+    "event.write": RESPONDERS,
     "slo.read": EVERYONE,
     "audit.read": STAFF,
     "settings.read": STAFF,

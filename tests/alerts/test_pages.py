@@ -11,6 +11,7 @@ from controlplane.alerts import actions, messages
 from controlplane.alerts.models import Alert, Delivery, Receiver, Severity, Silence
 from controlplane.alerts.observing import observe
 from controlplane.audit.models import AuditEntry
+from controlplane.live import readings
 from tests.alerts.test_observing import ADA, receiver, seen
 
 pytestmark = pytest.mark.django_db
@@ -201,3 +202,33 @@ def test_forms_need_their_token(people, row):
     strict.cookies = people["oncall"].cookies
     assert strict.post(f"/alerts/{row.pk}/acknowledge/", {"reason": "x"}).status_code == 403
     assert Alert.objects.get().acknowledged_at is None
+
+
+def test_a_deploy_is_posted_once_and_stands_among_what_changed(people, installation):
+    body = json.dumps({"title": "gateway 4.2", "pool": "chat-70b", "url": "https://ci.example.com/81"})
+    for _ in range(2):
+        answer = people["oncall"].post(
+            "/api/v1/events/", body, content_type="application/json", headers={"idempotency-key": "deploy-81"}
+        )
+        assert answer.status_code == 201, answer.content
+    assert people["viewer"].post("/api/v1/events/", body, content_type="application/json").status_code == 403
+    (event,) = people["viewer"].get("/api/v1/events/").json()["results"]
+    assert (event["kind"], event["created_by"]) == ("deploy", "oncall")
+    (change,) = [row for row in readings.read(timezone.now()).changes if row.kind == "deploy"]
+    assert (change.who, change.what) == ("oncall", "gateway 4.2, pool chat-70b")
+
+
+@pytest.mark.parametrize(
+    ("values", "field"),
+    [
+        ({"title": " "}, "title"),
+        ({"title": "x", "kind": "party"}, "kind"),
+        ({"title": "x", "at": "2999-01-01T00:00:00Z"}, "at"),
+        ({"title": "x", "at": "2001-01-01T00:00:00Z"}, "at"),
+        ({"title": "x", "url": "javascript:alert(1)"}, "url"),
+    ],
+)
+def test_an_event_that_makes_no_sense_is_refused_by_field(people, installation, values, field):
+    answer = people["oncall"].post("/api/v1/events/", json.dumps(values), content_type="application/json")
+    assert answer.status_code == 400
+    assert list(answer.json()["errors"]) == [field]
