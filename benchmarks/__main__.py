@@ -7,9 +7,9 @@ import importlib.util
 import subprocess
 import sys
 
-COMPILED_TOO = {"core", "agent"}
+COMPILED_TOO = {"core", "agent", "lab"}
 """What runs compiled where there is a compiler: it compiles first, a minute or two."""
-BENCHMARKS = ("ingest", "policy_push", "controller", "core", "agent", "jobs", "money")
+BENCHMARKS = ("ingest", "policy_push", "controller", "core", "agent", "jobs", "money", "lab")
 
 
 def main(arguments: list[str]) -> int:

@@ -78,6 +78,7 @@ INSTALLED_APPS = [
     "controlplane.flex",
     "controlplane.exchange",
     "controlplane.live",
+    "controlplane.experiments",
     "controlplane.operations",
     "controlplane.demo",
 ]

@@ -121,18 +121,21 @@ def horizon_us(given: Load) -> int:
 def run_reference(
     rules: Rules, given: Load, service: ServiceModel, batch_classes: frozenset[str], *, objective_ms: float | None
 ) -> dict[str, Any]:
-    """The exact reference model on a load; its jobs are no part of it."""
+    """The exact reference model on a load, in ticks of 100 ns; its jobs are no part of it."""
     work = given.workload
-    times = [sum(service.parts(prompt, output, 1)) for prompt, output in zip(work.prompt, work.output, strict=True)]
+    times = [
+        10 * sum(service.parts(prompt, output, 1)) for prompt, output in zip(work.prompt, work.output, strict=True)
+    ]
     batch_of = [slug in batch_classes for slug in work.classes]
     is_batch = [int(batch_of[index]) for index in work.class_of]
-    served = serve(work.at_us, times, is_batch, rules)
-    arrived, class_of, prompt, output = as_columns(work.at_us, work.class_of, work.prompt, work.output)
-    started, ended = np.frombuffer(served.started, np.int64), np.frombuffer(served.ended, np.int64)
-    origin = work.at_us[0] if len(work) else 0
+    at = [10 * at_us + tail for at_us, tail in zip(work.at_us, work.tail_100ns, strict=True)]
+    served = serve(at, times, is_batch, rules)
+    arrived, class_of, prompt, output = as_columns(at, work.class_of, work.prompt, work.output)
+    started, ended = as_columns(served.started, served.ended)
+    origin = at[0] if at else 0
     run = Replayed(
         work.classes, class_of, arrived - origin, np.where(started < 0, -1, started - origin),
-        np.where(ended < 0, -1, ended - origin), ended >= 0, prompt, output, rules.places, 1_000,
+        np.where(ended < 0, -1, ended - origin), ended >= 0, prompt, output, rules.places, 10_000,
     )  # fmt: skip
     return {"service": service.described(), "objective_ms": objective_ms, **summarise(run, objective_ms=objective_ms)}
 

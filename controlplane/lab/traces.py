@@ -42,6 +42,12 @@ class TraceRequest:
     model: str = ""
     tenant: str = ""
     id: str = ""
+    tail_100ns: int = 0
+    """What the trace's own resolution has beyond the microsecond."""
+
+    @property
+    def at_100ns(self) -> int:
+        return 10 * self.at_us + self.tail_100ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +86,13 @@ def read_trace(path: Path, format: str = "auto") -> Trace:
     if not good:
         why = f"; line {refused[0].line}: {refused[0].reason}" if refused else ""
         raise TraceError(f"{path.name} has no usable line{why}")
-    start = min(request.at_us for request in good)
-    moved = (replace(request, at_us=request.at_us - start) for request in good)
-    return Trace(name, tuple(sorted(moved, key=lambda request: request.at_us)), refused)
+    start = min(request.at_100ns for request in good)
+    moved = (_at(request, request.at_100ns - start) for request in good)
+    return Trace(name, tuple(sorted(moved, key=lambda request: request.at_100ns)), refused)
+
+
+def _at(request: TraceRequest, at_100ns: int) -> TraceRequest:
+    return replace(request, at_us=at_100ns // 10, tail_100ns=at_100ns % 10)
 
 
 def open_rows(file: TextIO, format: str = "auto") -> tuple[str, Iterator[Row]]:
@@ -117,7 +127,9 @@ def _azure(lines: Iterable[str]) -> Iterator[Row]:
     for row in reader:
         try:
             at = _instant_us(row["TIMESTAMP"])
-            yield reader.line_num, _request(at, row["ContextTokens"], row["GeneratedTokens"])
+            request = _request(at, row["ContextTokens"], row["GeneratedTokens"])
+            tail = _tail_100ns(row["TIMESTAMP"])
+            yield reader.line_num, replace(request, tail_100ns=tail) if tail else request
         except (KeyError, TypeError, ValueError) as error:
             yield reader.line_num, _reason(error)
 
@@ -215,6 +227,13 @@ def _instant_us(text: object) -> int:
     return (instant.astimezone(UTC) - EPOCH) // MICROSECOND + int((fraction or "")[:6].ljust(6, "0"))
 
 
+def _tail_100ns(text: str) -> int:
+    """The seventh digit of a time's fraction, 0 where it has none."""
+    match = _INSTANT.fullmatch(text.strip())
+    fraction = "" if match is None else match[3] or ""
+    return int(fraction[6]) if len(fraction) > 6 else 0
+
+
 def _decimal_us(text: object, us_per_unit: int) -> int:
     value = float(str(text)) * us_per_unit
     if not 0 <= value < SPAN_MAX_US:
@@ -259,8 +278,8 @@ def _request(
         raise ValueError(f"tokens must lie in 0..{most}, not {', '.join(map(str, tokens[:2]))}")
     if tokens[2] > tokens[0]:
         raise ValueError(f"{tokens[2]} cached prompt tokens are more than the {tokens[0]} prompt tokens")
-    names = [_name(value) for value in (model, tenant, id)]
-    return TraceRequest(at_us, tokens[0], tokens[1], tokens[2], *names)
+    model_name, tenant_name, id_name = (_name(value) for value in (model, tenant, id))
+    return TraceRequest(at_us, tokens[0], tokens[1], tokens[2], model_name, tenant_name, id_name)
 
 
 def _name(value: object) -> str:

@@ -1,6 +1,7 @@
 """What arrives in a simulation, as columns: one row a request, in order of arrival.
 
-A trace says when and how long; class and tenant come from the trace where it names them, else from a rule with a seed.
+A trace says when and how long, but not what its clients declared: here they ask for twice what they get. Tenants come
+from the trace where it names them, else from shares with a seed; the class is said for each trace.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ class Workload:
     prompt: list[int] = field(default_factory=list)
     output: list[int] = field(default_factory=list)
     asked: list[int] = field(default_factory=list)
+    tail_100ns: list[int] = field(default_factory=list)
+    """What a trace's resolution has beyond the microsecond; empty where none has."""
 
     def __len__(self) -> int:
         return len(self.at_us)
@@ -77,15 +80,17 @@ def assemble(
             raise ValueError("a rate and a stretch are positive")
         class_index = classes.setdefault(stream.class_slug, len(classes))
         for line, request in enumerate(stream.requests):
-            at_us = stream.shift_us + round(request.at_us / stream.rate)
+            at_100ns = 10 * stream.shift_us + round(request.at_100ns / stream.rate)
             drawn = bisect_right(bounds, rng.random() * bounds[-1])
-            if until_us is not None and at_us >= until_us:
+            if until_us is not None and at_100ns >= 10 * until_us:
                 continue
             tenant = known.get(request.tenant, min(drawn, len(tenants) - 1))
             prompt = max(1, round(request.prompt_tokens * stream.stretch))
             output = max(1, round(request.output_tokens * stream.stretch))
-            rows.append((at_us, number, line, class_index, tenant, prompt, output))
+            rows.append((at_100ns, number, line, class_index, tenant, prompt, output))
     rows.sort()
     columns = list(zip(*rows)) if rows else [()] * 7
     at, _, _, class_of, tenant_of, prompts, outputs = (list(column) for column in columns)
-    return Workload(tuple(classes), tuple(tenants), at, class_of, tenant_of, prompts, outputs, outputs.copy())
+    asked = [2 * output for output in outputs]
+    at_us, tails = [instant // 10 for instant in at], [instant % 10 for instant in at]
+    return Workload(tuple(classes), tuple(tenants), at_us, class_of, tenant_of, prompts, outputs, asked, tails)

@@ -29,7 +29,7 @@ def written(tmp_path, text):
 def test_azure_times_are_microseconds_from_the_first_arrival(tmp_path):
     trace = read_trace(written(tmp_path, AZURE))
     assert trace.format == "azure"
-    assert trace.requests == (TraceRequest(0, 90, 8), TraceRequest(250_000, 120, 7))
+    assert trace.requests == (TraceRequest(0, 90, 8), TraceRequest(250_000, 120, 7, tail_100ns=9))
 
 
 def test_azure_bad_lines_are_named_and_good_ones_kept(tmp_path):
