@@ -5,7 +5,18 @@ import os
 import sys
 
 from django.core.management import execute_from_command_line
+from django.core.management.base import CommandParser
+
+
+class UsageOnRequest:
+    """Leaves out what argparse writes above each error, a dozen lines of usage; `--help` shows it to those who ask."""
+
+    def print_usage(self, file=None):
+        if file is not sys.stderr:
+            super(CommandParser, self).print_usage(file)
+
 
 if __name__ == "__main__":
+    CommandParser.print_usage = UsageOnRequest.print_usage
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.config.settings")
     execute_from_command_line(sys.argv)

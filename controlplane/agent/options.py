@@ -6,6 +6,7 @@ import argparse
 import ipaddress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 from urllib.parse import urlsplit
 
 from controlplane.agent.backends.curves import CURVES
@@ -64,9 +65,14 @@ class Options:
         return str(self.listen)
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message} (--help lists the options)")
+
+
 def parser() -> argparse.ArgumentParser:
-    """The command line of `python -m controlplane.agent`."""
-    made = argparse.ArgumentParser(
+    """The command line of `python -m controlplane.agent`. Parsing raises UsageError."""
+    made = _Parser(
         prog="python -m controlplane.agent", description="Serve inference next to the GPUs under Flexband's policy."
     )
     made.add_argument("--control-plane", required=True, metavar="URL", help="address of the control plane")
@@ -99,7 +105,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def parse(arguments: list[str]) -> Options:
-    """Checked options. Raises UsageError (or exits as argparse does for unknown ones)."""
+    """Checked options. Raises UsageError."""
     given = parser().parse_args(arguments)
     _check_control_plane(given.control_plane, insecure=given.insecure)
     if given.slots < 1:

@@ -26,6 +26,12 @@ def set_aside_strangers(agents: Path, enrolled: Mapping[str, str]) -> list[Path]
     return moved
 
 
+def agents_here(agents: Path) -> dict[str, str]:
+    """The ids that the folders' agents were given, by folder; those that have not enrolled are missing."""
+    known = {folder.name: _known_as(folder) for folder in sorted(agents.glob("*"))}
+    return {name: agent for name, agent in known.items() if agent}
+
+
 def _known_as(folder: Path) -> str | None:
     """The id that enrolment gave; None when the agent has not enrolled. A file that cannot be read is no agent's."""
     try:

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from controlplane.demo.agent_folders import set_aside_strangers
+from controlplane.demo.agent_folders import agents_here, set_aside_strangers
 from controlplane.demo.plan import Client, JobPlan, Source, Target, TrafficPlan, write_json
 from controlplane.demo.settings import AgentPlace, Options, child_environment, chosen_speed, fleet, python
 from controlplane.demo.shape import BIG_MODEL, BIG_POOL, BULK, CHAT, SMALL_MODEL, SMALL_POOL
@@ -22,7 +22,12 @@ from controlplane.supervisor.servers import postgres_child, valkey_child
 from controlplane.supervisor.supervisor import Supervisor, SupervisorError
 
 Say = Callable[[str], None]
-TRAFFIC_STOP_S = 60.0
+DRAIN_S = 45.0
+"""How long a headless run's clients wait for their answers, which its summary counts."""
+HURRIED_DRAIN_S = 0.5
+"""The same when somebody pressed Ctrl-C and waits."""
+TRAFFIC_STOP_S = 15.0
+"""Beside that: the job's cancellation, and a machine with much else to do."""
 SETTLE_S = 180.0
 RUN_FILES = {"marks": "marks.json", "traffic": "result.json", "viewer": "viewer.json"}
 
@@ -38,6 +43,10 @@ class Demo:
         self.address = f"http://127.0.0.1:{options.port}"
         self.app: dict[str, str] = {}
         self.owner: dict[str, str] = {}
+
+    @property
+    def drain_s(self) -> float:
+        return DRAIN_S if self.options.headless else HURRIED_DRAIN_S
 
     def run(self) -> None:
         """Returns after an orderly end. Raises SupervisorError or AlreadyRunningError, already told in a line."""
@@ -91,11 +100,12 @@ class Demo:
         set_up = python("manage.py", "set_up", "--name", "Flexband demo", "--billing-zone", "Europe/Berlin")
         supervisor.run("migrations", set_up, env=self.owner)
         agents = ",".join(f"{place.name}:{place.pool}" for place in self.places)
+        here = ",".join(f"{name}:{agent}" for name, agent in agents_here(self.options.var_dir / "agents").items())
         supervisor.run(
             "demo organisation",
             python(
-                "manage.py", "demo_seed", "--folder", str(self.folder), "--agents", agents, "--prompt-tokens",
-                str(bounds.prompt_tokens), "--output-tokens", str(bounds.output_tokens), "--out",
+                "manage.py", "demo_seed", "--folder", str(self.folder), "--agents", agents, "--here", here,
+                "--prompt-tokens", str(bounds.prompt_tokens), "--output-tokens", str(bounds.output_tokens), "--out",
                 str(self.folder / "seeded.json"),
             ),
             env=self.app,
@@ -163,7 +173,7 @@ class Demo:
                 "traffic",
                 python("-m", "controlplane.demo.traffic", str(self.folder / "plan.json")),
                 env=self.app,
-                stop_timeout_s=TRAFFIC_STOP_S if self.options.headless else 3.0,
+                stop_timeout_s=self.drain_s + TRAFFIC_STOP_S,
             )
         ]
         if self.options.headless:
@@ -211,6 +221,7 @@ class Demo:
             jobs=[job],
             result=str(self.folder / "result.json"),
             ends=str(self.folder / "ends.log") if self.options.headless else "",
+            drain_s=self.drain_s,
         )
 
     def _banner(self, logins: dict[str, str]) -> None:

@@ -5,7 +5,7 @@ pool whose classes share every slot.
 """
 
 import secrets
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -31,7 +31,7 @@ from controlplane.demo.shape import (
     SMALL_POOL,
     Bounds,
 )
-from controlplane.fleet.actions import add_slots, create_enrolment_token, create_pool
+from controlplane.fleet.actions import add_slots, create_enrolment_token, create_pool, retire_agent
 from controlplane.fleet.models import Agent, Pool, Slot
 from controlplane.ledger import rates
 from controlplane.tenants.actions import create_tenant
@@ -76,8 +76,19 @@ PEOPLE = (
 )
 
 
-def seed(*, agents: list[tuple[str, str]], folder: Path, bounds: Bounds, now: datetime) -> Seeded:
-    """Makes what is missing. `agents` are (name, pool) of the fleet; those not enrolled yet get a token."""
+def seed(
+    *,
+    agents: list[tuple[str, str]],
+    folder: Path,
+    bounds: Bounds,
+    now: datetime,
+    here: Mapping[str, str] | None = None,
+) -> Seeded:
+    """Makes what is missing. `agents` are (name, pool) of the fleet; those not enrolled yet get a token.
+
+    `here` are the ids of agents by name whose state is there to go on with; other agents of the fleet are retired, for
+    nobody has their keys, and make room for new ones of their names.
+    """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     _classes(bounds, now)
     for slug, name, weight, most, classes in TENANTS:
@@ -89,6 +100,8 @@ def seed(*, agents: list[tuple[str, str]], folder: Path, bounds: Bounds, now: da
         _rates(_pools(agents, now), now)
     _contracts(now)
     _budgets(now)
+    if here is not None:
+        _retire_lost([name for name, _ in agents], here, now)
     in_use = Agent.objects.exclude(state=Agent.State.RETIRED).values_list("name", "uuid")
     enrolled = {name: str(uuid) for name, uuid in in_use}
     return Seeded(
@@ -243,6 +256,12 @@ def _budgets(now: datetime) -> None:
                 tenant_id=tenant.pk, name=name, limit_nanos=parse_nanos(limit), hard=hard, zone="Europe/Berlin",
                 reason=REASON, actor=ACTOR, now=now,
             )  # fmt: skip
+
+
+def _retire_lost(names: Sequence[str], here: Mapping[str, str], now: datetime) -> None:
+    for agent in Agent.objects.filter(name__in=names).exclude(state=Agent.State.RETIRED):
+        if here.get(agent.name) != str(agent.uuid):
+            retire_agent(agent_id=agent.pk, actor=ACTOR, now=now, reason="Its state folder is gone: another enrols.")
 
 
 def _tokens(agents: list[tuple[str, str]], enrolled: Container[str], now: datetime) -> dict[str, str]:

@@ -65,6 +65,8 @@ class TrafficPlan(msgspec.Struct, frozen=True):
     result: str = ""
     ends: str = ""
     """A file that gets a line `request-id end` for each request whose end its client saw."""
+    drain_s: float = 45.0
+    """How long clients wait for their answers once traffic is to stop."""
 
 
 class TrafficResult(msgspec.Struct):

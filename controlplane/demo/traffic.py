@@ -26,7 +26,6 @@ from controlplane.lab.traces import TraceRequest, read_trace
 
 BYTES_PER_TOKEN = 4
 OUTSTANDING_MAX = 2_000
-DRAIN_S = 45.0
 REQUEST_TIMEOUT_S = 300.0
 WRITE_EVERY_S = 1.0
 BROKEN_PROMISES = frozenset(outcome.value for outcome in Outcome) - {Outcome.COMPLETED, Outcome.CANCELLED_BY_CLIENT}
@@ -62,7 +61,7 @@ class Traffic:
         await asyncio.gather(*(job.cancel() for job in jobs))
         self.result.jobs_submitted = sum(job.submitted for job in jobs)
         if self.under_way:
-            await asyncio.wait(self.under_way, timeout=DRAIN_S)
+            await asyncio.wait(self.under_way, timeout=self.plan.drain_s)
         for request in self.under_way:
             request.cancel()
         await asyncio.gather(*self.under_way, return_exceptions=True)

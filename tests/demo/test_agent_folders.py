@@ -3,7 +3,7 @@
 import msgspec
 
 from controlplane.agent.identity import IDENTITY_FILE, StoredIdentity
-from controlplane.demo.agent_folders import set_aside_strangers
+from controlplane.demo.agent_folders import agents_here, set_aside_strangers
 
 
 def enrolled_folder(folder, agent: str):
@@ -26,6 +26,15 @@ def test_only_agents_that_the_database_does_not_know_are_set_aside_with_their_re
     enrolled_folder(agents / "gpu-2", "d")
     assert [folder.name for folder in set_aside_strangers(agents, {"gpu-1": "a"})] == ["gpu-2-2"]
     assert set_aside_strangers(agents, {"gpu-1": "a"}) == []
+
+
+def test_agents_that_are_here_are_told_by_their_folders(tmp_path):
+    agents = tmp_path / "agents"
+    assert agents_here(agents) == {}
+    enrolled_folder(agents / "gpu-1", "a")
+    (agents / "gpu-2").mkdir()
+    (enrolled_folder(agents / "gpu-3", "c") / IDENTITY_FILE).write_bytes(b"{")
+    assert agents_here(agents) == {"gpu-1": "a"}
 
 
 def test_no_folder_at_all_and_an_unreadable_identity(tmp_path):

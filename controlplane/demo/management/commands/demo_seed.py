@@ -25,16 +25,20 @@ class Command(BaseCommand):
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--folder", type=Path, required=True)
         parser.add_argument("--agents", required=True, help="name:pool,name:pool")
+        parser.add_argument(
+            "--here", help="name:id,name:id of agents whose folders are here; others of the fleet enrol anew"
+        )
         parser.add_argument("--prompt-tokens", type=int, required=True)
         parser.add_argument("--output-tokens", type=int, required=True)
         parser.add_argument("--out", type=Path, required=True)
 
     def handle(self, **options: Any) -> None:
-        agents = [(name, pool) for name, _, pool in (pair.partition(":") for pair in options["agents"].split(","))]
+        agents = list(_pairs(options["agents"]).items())
+        here = None if options["here"] is None else _pairs(options["here"])
         bounds = Bounds(options["prompt_tokens"], options["output_tokens"])
         now = timezone.now()
         try:
-            seeded = seed(agents=agents, folder=options["folder"], bounds=bounds, now=now)
+            seeded = seed(agents=agents, here=here, folder=options["folder"], bounds=bounds, now=now)
             if not Revision.objects.exists():
                 push(actor=ACTOR, reason=REASON, now=now)
             elif needs_push(now):
@@ -43,6 +47,11 @@ class Command(BaseCommand):
             raise CommandError("; ".join(error.messages)) from error
         write_json(options["out"], msgspec.to_builtins(seeded))
         write_json(options["folder"] / "marks.json", Marks.now())
+
+
+def _pairs(text: str) -> dict[str, str]:
+    """`name:value,name:value` as a dictionary."""
+    return {name: value for name, _, value in (pair.partition(":") for pair in text.split(",") if pair)}
 
 
 def needs_push(now: datetime) -> bool:
