@@ -31,16 +31,18 @@ class Forwarded:
 
     def prefill_began(self) -> None: ...
 
-    def chunk(self, data: bytes, tokens: int) -> None:
-        if not self.begun:
+    def chunk(self, data: bytes, tokens: int, *, framed: bool = False) -> None:
+        if framed:
+            self.exchange.write_chunks(data)
+        elif self.begun:
+            self.exchange.write(data)
+        else:
             self.begun = True
-            self.exchange.begin_stream(b"")
-        self.exchange.write(data)
+            self.exchange.begin_stream(b"", data)
 
     def finished(self, usage: TokenUsage, body: bytes) -> None:
         if self.begun:
-            self.exchange.write(body)
-            self.exchange.end_stream()
+            self.exchange.end_stream(body)
         else:
             self.exchange.respond(200, body)
 

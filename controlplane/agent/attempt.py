@@ -37,15 +37,18 @@ class Attempt:
         if call.attempt is self and not call.closed:
             call.prefill_us = self.engine.clock.now_us()
 
-    def chunk(self, data: bytes, tokens: int) -> None:
+    def chunk(self, data: bytes, tokens: int, *, framed: bool = False) -> None:
         call = self.call
         if call.attempt is not self or call.closed:
             return
         engine = self.engine
-        if not call.head_sent:
+        if framed:
+            call.exchange.write_chunks(data)
+        elif call.head_sent:
+            call.exchange.write(data)
+        else:
             call.head_sent = True
-            call.exchange.begin_stream(call_headers(call))
-        call.exchange.write(data)
+            call.exchange.begin_stream(call_headers(call), data)
         if tokens:
             now_us = engine.clock.now_us()
             if not call.first_us:
@@ -54,10 +57,7 @@ class Attempt:
                     call.slot.metered.delivered(self.serial)
             call.last_us = now_us
             call.output_tokens += tokens
-        # One whose slot or class a revision took away is in no scheduler any more.
-        scheduler = engine.scheduler
-        if call.serial in scheduler.requests:
-            scheduler.produced(call.serial, tokens)
+        engine.scheduler.produced(call.serial, tokens)
         if tokens and engine.flex.any_draining and call.slot is not None:
             engine.flex.token_seen(call.slot.policy.name)
 

@@ -208,7 +208,7 @@ class RunningBatch:
         for run in self._present:
             run.sink.prefill_began()
 
-    def chunk(self, data: bytes, tokens: int) -> None:
+    def chunk(self, data: bytes, tokens: int, *, framed: bool = False) -> None:
         """Embeddings are not streamed."""
 
     def finished(self, usage: TokenUsage, body: bytes) -> None:

@@ -39,14 +39,17 @@ class Exchange(Protocol):
     ) -> None:
         """The whole answer at once; `headers` are whole lines."""
 
-    def begin_stream(self, headers: bytes) -> None:
-        """Status 200 and the head of an event stream."""
+    def begin_stream(self, headers: bytes, data: bytes) -> None:
+        """Status 200, the head of an event stream and its first bytes, at once."""
 
     def write(self, data: bytes) -> None:
         """Bytes of the stream."""
 
-    def end_stream(self, *, close: bool = False) -> None:
-        """The stream is whole; with `close` the connection ends with it."""
+    def write_chunks(self, chunks: bytes) -> None:
+        """Whole chunks of the stream as HTTP/1.1 frames them."""
+
+    def end_stream(self, data: bytes, *, close: bool = False) -> None:
+        """Its last bytes, and the stream is whole; with `close` the connection ends with it."""
 
 
 class Call:

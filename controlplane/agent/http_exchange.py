@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from controlplane.agent.chunks import chunk, unchunked
 from controlplane.agent.http_status import STATUS_LINES
 
 if TYPE_CHECKING:
@@ -60,34 +61,40 @@ class HttpExchange:
         )
         connection.answered(self)
 
-    def begin_stream(self, headers: bytes) -> None:
+    def begin_stream(self, headers: bytes, data: bytes) -> None:
         connection = self.connection
         if connection is None or self.done or self.streaming:
             return
         self.streaming = True
         connection.transport.write(
             b"%bcontent-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\n"
-            b"%b%b%b\r\n"
+            b"%b%b%b\r\n%b"
             % (
                 STATUS_LINES[200],
                 b"transfer-encoding: chunked\r\n" if self.chunked else b"",
                 headers,
                 b"" if self.keep_alive else b"connection: close\r\n",
+                chunk(data) if self.chunked else data,
             )
         )
         connection.stream_begun()
 
     def write(self, data: bytes) -> None:
         if data and self.connection is not None and not self.done:
-            self.connection.transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self.chunked else data)
+            self.connection.transport.write(chunk(data) if self.chunked else data)
 
-    def end_stream(self, *, close: bool = False) -> None:
+    def write_chunks(self, chunks: bytes) -> None:
+        if self.connection is not None and not self.done:
+            self.connection.transport.write(chunks if self.chunked else unchunked(chunks))
+
+    def end_stream(self, data: bytes, *, close: bool = False) -> None:
         connection = self.connection
         if connection is None or self.done:
             return
         self.done = True
-        if self.chunked:
-            connection.transport.write(b"0\r\n\r\n")
+        last = chunk(data) + b"0\r\n\r\n" if self.chunked else data
+        if last:
+            connection.transport.write(last)
         if close:
             self.keep_alive = False
         connection.answered(self)

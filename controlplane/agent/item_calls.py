@@ -61,13 +61,16 @@ class ItemExchange:
     ) -> None:
         """Nobody waits for it."""
 
-    def begin_stream(self, headers: bytes) -> None:
+    def begin_stream(self, headers: bytes, data: bytes) -> None:
         """Items are not streamed."""
 
     def write(self, data: bytes) -> None:
         """See `begin_stream`."""
 
-    def end_stream(self, *, close: bool = False) -> None:
+    def write_chunks(self, chunks: bytes) -> None:
+        """See `begin_stream`."""
+
+    def end_stream(self, data: bytes, *, close: bool = False) -> None:
         """See `begin_stream`."""
 
 

@@ -18,13 +18,12 @@ def answer_client(call: Call, outcome: Outcome, body: bytes, failure: Failure | 
     if call.head_sent:
         told = failure is not None and failure.told
         rest = body if failure is None else failure.body
-        exchange.write(rest if told or outcome is Outcome.COMPLETED else error_event(outcome))
-        exchange.end_stream(close=outcome is not Outcome.COMPLETED)
+        last = rest if told or outcome is Outcome.COMPLETED else error_event(outcome)
+        exchange.end_stream(last, close=outcome is not Outcome.COMPLETED)
     elif outcome is Outcome.COMPLETED:
         if call.stream:
-            exchange.begin_stream(call_headers(call))
-            exchange.write(body)
-            exchange.end_stream()
+            exchange.begin_stream(call_headers(call), b"")
+            exchange.end_stream(body)
         else:
             exchange.respond(200, body, call_headers(call))
     elif failure is not None and 400 <= failure.status < 500 and failure.body:

@@ -110,10 +110,11 @@ class Scheduler:
         queue.running += 1
 
     def produced(self, request_id: str | int, output_tokens: int) -> None:
-        """A running request sent output; from now on it is not preempted."""
-        request = self.requests[request_id]
-        request.bytes_sent = True
-        self.classes[request.class_index].produced(request, output_tokens)
+        """A running request sent output; from now on it is not preempted. One that a revision took away is nobody's."""
+        request = self.requests.get(request_id)
+        if request is not None:
+            request.bytes_sent = True
+            self.classes[request.class_index].produced(request, output_tokens)
 
     def release(
         self,

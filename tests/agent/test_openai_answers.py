@@ -341,7 +341,7 @@ class PausingSink:
     def prefill_began(self) -> None:
         pass
 
-    def chunk(self, data: bytes, tokens: int) -> None:
+    def chunk(self, data: bytes, tokens: int, *, framed: bool = False) -> None:
         self.run.pause()
 
     def finished(self, usage, body: bytes) -> None:

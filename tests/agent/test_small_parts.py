@@ -153,7 +153,7 @@ class Taken:
 
     def prefill_began(self) -> None: ...
 
-    def chunk(self, data: bytes, tokens: int) -> None:
+    def chunk(self, data: bytes, tokens: int, *, framed: bool = False) -> None:
         self.data += data
         self.tokens += tokens
 

@@ -66,8 +66,11 @@ class Sink(Protocol):
     def prefill_began(self) -> None:
         """The prompt is being worked on."""
 
-    def chunk(self, data: bytes, tokens: int) -> None:
-        """Bytes of a stream, unchanged, holding whole events; `tokens` 0 when they carry no output."""
+    def chunk(self, data: bytes, tokens: int, *, framed: bool = False) -> None:
+        """Bytes of a stream, unchanged, holding whole events; `tokens` 0 when they carry no output.
+
+        `framed`: they are whole chunks as HTTP/1.1 frames them, and never the first bytes of a stream.
+        """
 
     def finished(self, usage: TokenUsage, body: bytes) -> None:
         """The attempt ended well; `body` is the whole answer of a request that is not streamed."""

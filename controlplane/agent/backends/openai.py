@@ -28,6 +28,7 @@ from controlplane.agent.backends.usage_reading import (
     read_usage,
     token_usage,
 )
+from controlplane.agent.chunks import SIZE_LINE_MAX, chunk, size_of
 from controlplane.agent.errors import UsageError
 from controlplane.agent.known_heads import KnownHeads
 from controlplane.agent.one_shot_body import one_shot_for_upstream
@@ -182,7 +183,6 @@ class UpstreamRun:
         "done_timer",
         "ended",
         "events",
-        "output_tokens",
         "parts",
         "request",
         "resent",
@@ -191,6 +191,7 @@ class UpstreamRun:
         "size",
         "status",
         "streams",
+        "told",
     )
 
     def __init__(self, backend: OpenAIBackend, request: BackendRequest, sink: Sink) -> None:
@@ -208,7 +209,8 @@ class UpstreamRun:
         self.done_timer: asyncio.TimerHandle | None = None
         self.size = 0
         self.parts: list[bytes] = []
-        self.output_tokens = 0
+        self.told = 0
+        """Events with output that the sink knows of."""
         self.events: EventStream | None = EventStream(hide_usage=not request.wants_usage) if request.stream else None
 
     def body(self) -> bytes:
@@ -235,14 +237,34 @@ class UpstreamRun:
         usage = None if events is None else events.usage
         if events is None or usage is None:
             return None
-        told = token_usage(usage, prompt_tokens=self.request.prompt_tokens, output_tokens=self.output_tokens)
+        told = token_usage(usage, prompt_tokens=self.request.prompt_tokens, output_tokens=events.tokens)
         if events.is_total or self.request.n == 1:
             return told
-        output = max(told.output_tokens, self.output_tokens)
+        output = max(told.output_tokens, events.tokens)
         return TokenUsage(told.prompt_tokens, told.cached_tokens, output, estimated=True)
 
-    def took(self, data: bytes) -> None:
-        """Bytes of the response's body."""
+    def repeated(self, data: bytes) -> int:
+        """How much of a read that begins with a chunk are whole chunks of one event each like the event before.
+
+        They pass as they are, in their framing; if that is all of the read, they are handed on here.
+        """
+        events, at, end = self.events, 0, len(data)
+        if events is None or self.ended:
+            return 0
+        while at < end:
+            line = data.find(b"\r\n", at, at + SIZE_LINE_MAX)
+            size = size_of(data[at:line]) if line > at else 0
+            behind = line + 2 + size
+            if not size or not data.startswith(b"\r\n", behind) or not events.repeats(data, line + 2, behind):
+                return at
+            at = behind + 2
+        tokens = events.tokens - self.told
+        self.told = events.tokens
+        self.sink.chunk(data, tokens, framed=True)
+        return at
+
+    def took(self, data: bytes, ahead: bytes = b"") -> None:
+        """Bytes of the response's body; `ahead` are the chunks before them that were found to repeat."""
         if self.ended:
             return
         events = self.events
@@ -254,13 +276,16 @@ class UpstreamRun:
                 self.parts.append(data)
             return
         try:
-            passed = events.feed(data)
+            passed = events.feed(data) if data else b""
         except ValueError as error:
             self.broke(str(error))
             return
-        if passed.data:
-            self.output_tokens += passed.tokens
-            self.sink.chunk(passed.data, passed.tokens)
+        tokens = events.tokens - self.told
+        self.told = events.tokens
+        if ahead:
+            self.sink.chunk(ahead + chunk(passed), tokens, framed=True)
+        elif passed:
+            self.sink.chunk(passed, tokens)
         if events.done and self.done_timer is None and not self.ended:
             self.done_timer = self.backend.loop.call_later(END_AFTER_DONE_S, self._end_after_done)
 
@@ -321,7 +346,7 @@ class UpstreamRun:
         elif events.complete:
             usage = self.usage_so_far()
             if usage is None:
-                usage = token_usage(None, prompt_tokens=self.request.prompt_tokens, output_tokens=self.output_tokens)
+                usage = token_usage(None, prompt_tokens=self.request.prompt_tokens, output_tokens=events.tokens)
             self.sink.finished(usage, rest)
         else:
             self.sink.failed(Failure("the inference server ended its stream before it was whole", False))

@@ -1,39 +1,47 @@
-"""Server-sent events of OpenAI-compatible servers: bytes pass unchanged, usage is read, an injected usage is hidden."""
+"""Server-sent events of OpenAI-compatible servers: bytes pass unchanged, usage is read, an injected usage is hidden.
+
+Nearly every read is one event like the one before it, but for its text: that takes three comparisons. Any other read is
+scanned for the few marks of events that matter, and only those are cut out and looked into.
+"""
 
 from __future__ import annotations
 
 import re
 from typing import Final
 
-from msgspec import Struct
-
 from controlplane.agent.backends.usage_reading import UsageObject, envelope_of, read_usage
 
 EVENT_BYTES_MAX: Final = 4 * 1024 * 1024
-_OUTPUT: Final = re.compile(rb'"(?:content|reasoning_content|reasoning|refusal|text|arguments)"\s*:\s*"(?!")')
+LEARN_MAX: Final = 8
+"""Events in a row that are taken as a pattern and then not repeated, before that is given up."""
+_TEXT_KEY: Final = rb'"(?:content|reasoning_content|reasoning|refusal|text|arguments)"\s*:\s*"'
+_OUTPUT: Final = re.compile(_TEXT_KEY + rb'(?!")')
+_ONE_TEXT: Final = re.compile(rb"data: [^\r\n]*?" + _TEXT_KEY + rb'(?!")')
 _TOOL_NAME: Final = re.compile(rb'"name"\s*:\s*"(?!")')
 _USAGE: Final = re.compile(rb'"usage"\s*:\s*[^n\s]')
 _FINISH: Final = re.compile(rb'"finish_reason"\s*:\s*"')
-_EVENT_END: Final = re.compile(rb"\r?\n\r?\n|\r\r")
-
-
-class Passed(Struct, gc=False):
-    """Bytes for the client and how many events among them carry output."""
-
-    data: bytes
-    tokens: int
+_LINE_END: Final = rb"(?:\r\n|\n|\r(?!\n))"
+_EVENT_END: Final = re.compile(_LINE_END + _LINE_END)
 
 
 class EventStream:
-    """Cuts a byte stream at event borders and looks into the few events that matter."""
+    """Looks into the few events of a byte stream that matter; hands on whole events only."""
 
-    __slots__ = ("_hide_usage", "_last", "_rest", "_total", "done", "error", "tail", "usage")
+    __slots__ = (
+        "_after", "_before", "_hide_usage", "_last", "_learnt", "_rest", "_total", "done", "error", "tail", "tokens",
+        "usage",
+    )  # fmt: skip
 
     def __init__(self, *, hide_usage: bool) -> None:
         self._hide_usage = hide_usage
         self._rest = b""
         self._last = b""
         self._total = False
+        self._before = self._after = b""
+        """What stands around the text in the events of this stream; empty while that is not known."""
+        self._learnt = 0
+        self.tokens = 0
+        """Events so far that carry output: content, reasoning or a tool call. A role alone does not."""
         self.usage: UsageObject | None = None
         """The usage that was told last; servers that tell it with every chunk count up."""
         self.error = False
@@ -52,25 +60,54 @@ class EventStream:
         """Whether the stream came to its end, not merely stopped: `[DONE]`, the usage chunk or a finish reason."""
         return self.done or self._total or _FINISH.search(self._last + self._rest) is not None
 
-    def feed(self, data: bytes) -> Passed:
+    def repeats(self, data: bytes, start: int, end: int) -> bool:
+        """Whether these bytes are the event before again, with another text; that is then counted, and can be passed.
+
+        A text without quotes and line ends cannot hold anything that would have to be looked at.
+        """
+        before, after = self._before, self._after
+        if not before or self._rest or not data.startswith(before, start) or not data.endswith(after, start, end):
+            return False
+        text, behind = start + len(before), end - len(after)
+        if (
+            text >= behind
+            or data.find(b'"', text, behind) >= 0
+            or data.find(b"\n", text, behind) >= 0
+            or data.find(b"\r", text, behind) >= 0
+        ):
+            return False
+        self._last = b""
+        self._learnt = 0
+        self.tokens += 1
+        return True
+
+    def feed(self, data: bytes) -> bytes:
         """Whole events that can be passed on now. Raises ValueError for an event without end."""
-        data = self._rest + data if self._rest else data
-        if data.endswith(b"\n\n") and not self.tail:
-            # Nearly every read ends with an event.
-            block, self._rest = data, b""
+        if self.done:
+            self._behind(data)
+            return b""
+        if self._rest or not data.endswith(b"\n\n"):
+            data = self._cut(data)
+            if not data:
+                return b""
+        self._last = data
+        if (
+            data.find(b"[DONE]") >= 0
+            or data.find(b'"error"') >= 0
+            or data.find(b"event:") >= 0
+            or (data.find(b'"usage"') >= 0 and _USAGE.search(data) is not None)
+        ):
+            data = self._read(data)
+            self.tokens += _outputs(data)
+            if self.done:
+                self._behind(self._rest)
+                self._rest = b""
         else:
-            end = _last_border(data)
-            block, self._rest = data[:end], data[end:]
-            if len(self._rest) + len(self.tail) > EVENT_BYTES_MAX:
-                raise ValueError(f"an event of the stream is larger than {EVENT_BYTES_MAX} bytes")
-            if not end:
-                return Passed(b"", 0)
-        self._last = block
-        if self.done or b"[DONE]" in block or b'"error"' in block or b"event:" in block or _USAGE.search(block):
-            block = b"".join(self._kept(event) for event in _events(block))
-        # Events with content, reasoning or a tool call; a role alone is none, the name of a tool is one.
-        tokens = len(_OUTPUT.findall(block))
-        return Passed(block, tokens + len(_TOOL_NAME.findall(block)) if b"_call" in block else tokens)
+            found = _outputs(data)
+            self.tokens += found
+            if found == 1 and self._learnt < LEARN_MAX:
+                self._learn(data)
+        return data
 
     def finish(self) -> bytes:
         """What is left when the stream ended: the tail, and bytes after the last border, which are the last event."""
@@ -79,15 +116,56 @@ class EventStream:
         kept = self._kept(rest) if rest else b""
         return self.tail + kept
 
+    def _cut(self, data: bytes) -> bytes:
+        """Everything up to the last border; the rest is kept until more of it comes."""
+        held = len(self._rest)
+        data = self._rest + data if held else data
+        end = _last_border(data, max(0, held - 3), len(data))
+        self._rest = data[end:]
+        if len(self._rest) > EVENT_BYTES_MAX:
+            raise ValueError(f"an event of the stream is larger than {EVENT_BYTES_MAX} bytes")
+        return data[:end]
+
+    def _learn(self, event: bytes) -> None:
+        """Take one event with one text, no mark and no end of a choice as the pattern of those that follow."""
+        self._learnt += 1
+        text = _ONE_TEXT.match(event)
+        if text is None or _FINISH.search(event) is not None or _TOOL_NAME.search(event) is not None:
+            return
+        after = event[event.find(b'"', text.end()) :]
+        if after.find(b"\n") == len(after) - 2 and after.find(b"\r") < 0:
+            self._before, self._after = event[: text.end()], after
+
+    def _read(self, block: bytes) -> bytes:
+        """What of some events may pass: those with a mark are looked into, the others pass as they are."""
+        parts: list[bytes] = []
+        at = 0
+        for mark in _marks(block):
+            if mark < at:
+                continue
+            begin = _last_border(block, at, mark) or at
+            border = _EVENT_END.search(block, mark)
+            end = len(block) if border is None else border.end()
+            parts.append(block[at:begin])
+            parts.append(self._kept(block[begin:end]))
+            at = end
+            if self.done:
+                self._behind(block[at:])
+                return b"".join(parts)
+        parts.append(block[at:])
+        return b"".join(parts)
+
+    def _behind(self, data: bytes) -> None:
+        self.tail += data
+        if len(self.tail) > EVENT_BYTES_MAX:
+            raise ValueError(f"more than {EVENT_BYTES_MAX} bytes stand behind the end of the stream")
+
     def _kept(self, event: bytes) -> bytes:
-        if self.done:
-            self.tail += event
-            if len(self.tail) > EVENT_BYTES_MAX:
-                raise ValueError(f"more than {EVENT_BYTES_MAX} bytes stand behind the end of the stream")
-            return b""
+        """Look into one event; what of it may pass."""
         kind, data = _fields(event)
         if data.strip() == b"[DONE]":
             self.done = True
+            self._before = b""
             self.tail = event
             return b""
         chunk = envelope_of(data)
@@ -98,24 +176,45 @@ class EventStream:
             self.usage = self.usage if usage is None else usage
             if not chunk.has_choices:
                 self._total = True
-                return b"" if self._hide_usage else event
+                if self._hide_usage:
+                    # Line ends before it belong to the event before it.
+                    return event[: len(event) - len(event.lstrip(b"\r\n"))]
         return event
 
 
-def _last_border(data: bytes) -> int:
-    """Position after the last event border; 0 without one."""
-    plain, carriage = data.rfind(b"\n\n"), data.rfind(b"\r\n\r\n")
-    if plain < 0 and carriage < 0:
-        return data.rfind(b"\r\r") + 2 if b"\r\r" in data else 0
-    return max(plain + 2 if plain >= 0 else 0, carriage + 4 if carriage >= 0 else 0)
+def _outputs(block: bytes) -> int:
+    """How many texts and names of tools some events hold."""
+    found = len(_OUTPUT.findall(block))
+    return found + len(_TOOL_NAME.findall(block)) if block.find(b"_call") >= 0 else found
 
 
-def _events(block: bytes) -> list[bytes]:
-    events, at = [], 0
-    for border in _EVENT_END.finditer(block):
-        events.append(block[at : border.end()])
-        at = border.end()
-    return events
+def _marks(block: bytes) -> list[int]:
+    """Where something stands for which an event has to be looked into, in order."""
+    found = [usage.start() for usage in _USAGE.finditer(block)]
+    for mark in (b"[DONE]", b'"error"', b"event:"):
+        at = block.find(mark)
+        while at >= 0:
+            found.append(at)
+            at = block.find(mark, at + 1)
+    found.sort()
+    return found
+
+
+def _last_border(data: bytes, start: int, end: int) -> int:
+    """Position after the last event border between two places; 0 without one.
+
+    A border is two line ends, each of them LF, CR LF or CR. A CR at the very end may be half of one: it counts only
+    behind another CR, as servers write it that use no other line ends.
+    """
+    border = 0
+    for ends in (b"\n\n", b"\n\r\n", b"\r\r\n", b"\r\r"):
+        at = data.rfind(ends, start, end)
+        if at >= 0:
+            border = max(border, at + len(ends))
+    at = data.rfind(b"\n\r", start, end)
+    if at >= 0 and at + 2 < len(data) and data[at + 2] != 10:
+        border = max(border, at + 2)
+    return border
 
 
 def _fields(event: bytes) -> tuple[bytes, bytes]:

@@ -147,7 +147,7 @@ class InferSink:
     def prefill_began(self) -> None:
         self._sink.prefill_began()
 
-    def chunk(self, data: bytes, tokens: int) -> None:
+    def chunk(self, data: bytes, tokens: int, *, framed: bool = False) -> None:
         """Not streamed."""
 
     def finished(self, usage: TokenUsage, body: bytes) -> None:

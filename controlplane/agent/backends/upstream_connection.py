@@ -41,6 +41,8 @@ class UpstreamConnection(asyncio.Protocol):
         self._whole = self._keep = False
         self._parts: list[bytes] = []
         """What the present read holds of the body: a stream's events of one read pass as one."""
+        self._between = False
+        """The parser stands between two chunks of a stream: what comes next is the size of one."""
         self._paused = False
         self.fresh = True
 
@@ -52,7 +54,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._run = run
         run.connection = self
         self._parser = None
-        self._head_left, self._until_close, self._whole = HEAD_BYTES_MAX, True, False
+        self._head_left, self._until_close, self._whole, self._between = HEAD_BYTES_MAX, True, False, False
         self.transport.write(self._backend.message(run.request, run.body()))
         run.sink.prefill_began()
 
@@ -77,17 +79,21 @@ class UpstreamConnection(asyncio.Protocol):
             self.transport.resume_reading()
 
     def data_received(self, data: bytes) -> None:
-        if self._run is None:
+        run = self._run
+        if run is None:
             # Nothing was asked: whatever this is, it must not become the answer to the next request.
             self.transport.abort()
             return
         backend, parser = self._backend, self._parser
         backend.heard += 1
+        # The parser need not see whole chunks that it would only hand on.
+        seen = run.repeated(data) if self._between else 0
+        if seen == len(data):
+            return
         whole = cut(data) if parser is None else None
         if whole is not None:
             known = backend.known.get(whole.head)
             if known is not None:
-                run = self._run
                 self._run = run.connection = None
                 self.release()
                 run.answered(known, data[whole.body_at :])
@@ -96,7 +102,7 @@ class UpstreamConnection(asyncio.Protocol):
             parser = self._parser = httptools.HttpResponseParser(self)
         broken = ""
         try:
-            parser.feed_data(data)
+            parser.feed_data(data[seen:] if seen else data)
         except httptools.HttpParserUpgrade:
             broken = "the inference server switched protocols"
         except httptools.HttpParserError as error:
@@ -105,9 +111,14 @@ class UpstreamConnection(asyncio.Protocol):
             else:
                 broken = f"the inference server's answer is not HTTP: {error}"
         parts = self._parts
-        if parts and self._run is not None:
+        self._between = False
+        if parts:
             self._parts = []
-            self._run.took(parts[0] if len(parts) == 1 else b"".join(parts))
+            # Line ends that do not belong to a body end its chunk.
+            self._between = run.streams and data.endswith(b"\n\n\r\n") and parts[-1].endswith(b"\n\n")
+            run.took(parts[0] if len(parts) == 1 else b"".join(parts), data[:seen])
+        elif seen:
+            run.took(b"", data[:seen])
         if broken:
             self._broken(broken)
         if self._whole:
