@@ -2,7 +2,7 @@
 
 from django.urls import path
 
-from controlplane.contracts import views
+from controlplane.contracts import openslo_views, views
 
 urlpatterns = [
     path("classes/", views.classes, name="classes"),
@@ -15,6 +15,8 @@ urlpatterns = [
     path("contracts/", views.contracts, name="contracts"),
     path("contracts/new/", views.contract_new, name="contract-new"),
     path("contracts/reads/", views.contract_reads, name="contract-reads"),
+    path("contracts/openslo/import/", openslo_views.take, name="openslo-import"),
+    path("contracts/openslo/contracts.yaml", openslo_views.export, name="openslo-export"),
     path("contracts/<slug:slug>/", views.contract, name="contract"),
     path("contracts/<slug:slug>/edit/", views.contract_edit, name="contract-edit"),
     path("contracts/<slug:slug>/archive/", views.contract_archive, name="contract-archive"),
