@@ -32,7 +32,7 @@ class ItemPhase(StrEnum):
 class HeldJob:
     """A job of which items were leased to this process, with what one of them has cost so far."""
 
-    __slots__ = ("ended", "gpu_us", "items", "job")
+    __slots__ = ("ended", "gpu_us", "items", "job", "unpaid_since_us")
 
     def __init__(self, job: ItemJob) -> None:
         self.job = job
@@ -40,6 +40,8 @@ class HeldJob:
         """By fence."""
         self.ended = 0
         self.gpu_us = 0
+        self.unpaid_since_us: int | None = None
+        """Since when nothing pays for its items."""
 
     def learn(self, gpu_us: int) -> None:
         """An item completed."""

@@ -39,6 +39,7 @@ from controlplane.agent.journal_entries import ItemEnd
 from controlplane.agent.request_ids import new_request_id
 from controlplane.core.admission import AdmissionDecision, Decision, decide
 from controlplane.core.admission_snapshot import Snapshot
+from controlplane.core.batch_items import UNPAID
 from controlplane.core.estimate import raw_gpu_us
 from controlplane.core.reasons import Outcome, Reason, answer_for
 from controlplane.core.slots import ClassKind
@@ -62,6 +63,8 @@ RESPONSES_HELD_MAX: Final = 64 * 1024 * 1024
 """Responses that wait for a report: over that no item begins."""
 RECORDS_WAITING: Final = 4_000
 MONEY: Final = frozenset({Reason.NO_LEASE, Reason.BUDGET_EXHAUSTED})
+UNPAID_US: Final = 5_000_000
+"""So long items wait for a budget that is used up; then others get their room."""
 
 
 class ItemRunner:
@@ -214,8 +217,25 @@ class ItemRunner:
                 self._end(item, Outcome.UPSTREAM_ERROR, status, response, reason)
             elif why in STOPPED:
                 self._hand_back(item, f"It may not run now: {why.value}.")
+            elif why is Reason.BUDGET_EXHAUSTED and self._unpaid_too_long(item, now_us):
+                self._hand_back_unpaid(item)
             else:
                 lane.retry_us = now_us + (MONEY_RETRY_US if why in MONEY else RETRY_US)
+
+    @staticmethod
+    def _unpaid_too_long(item: HeldItem, now_us: int) -> bool:
+        job = item.job
+        if job.unpaid_since_us is None:
+            job.unpaid_since_us = now_us
+        return now_us - job.unpaid_since_us >= UNPAID_US
+
+    def _hand_back_unpaid(self, item: HeldItem) -> None:
+        """Nothing pays for the items of a job: those that have not begun make room for others, and cost no attempt."""
+        job = item.job
+        job.unpaid_since_us = None
+        window = self._engine.leases.exhausted_window(job.job.tenant_id)
+        for waiting in [each for each in job.items.values() if each.phase is ItemPhase.WAITING]:
+            self._hand_back(waiting, f"{UNPAID}: the budget {window} is used up.")
 
     def _try(self, item: HeldItem, now_us: int) -> Reason | BadBody | None:
         """Admit an item as a request of its class; else why not."""
@@ -248,6 +268,7 @@ class ItemRunner:
 
     def _admit(self, item: HeldItem, call: Call, snapshot: Snapshot, answer: AdmissionDecision, now_us: int) -> None:
         engine = self._engine
+        item.job.unpaid_since_us = None
         item.lane.pop()
         item.lane.queued += 1
         self.queued += 1

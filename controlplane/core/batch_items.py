@@ -17,6 +17,10 @@ ATTEMPTS_MOST: Final = 20
 """So many attempts park an item whose leases lapse again and again: it may be what ends its agents."""
 
 
+UNPAID: Final = "It waits for money"
+"""How an agent's reason begins when it hands back an item that no budget pays for."""
+
+
 class ItemState(IntEnum):
     """The codes stand in the database and are never given to another meaning."""
 

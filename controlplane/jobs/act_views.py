@@ -18,7 +18,7 @@ from controlplane.jobs import actions, batch_actions, effects, queries
 from controlplane.jobs.effects import Effect
 from controlplane.jobs.forms import ExtendForm, ReasonForm, take_errors
 from controlplane.jobs.models import Job
-from controlplane.tenants.access import requires
+from controlplane.tenants.access import may, requires
 
 CANCEL_ITEMS = (
     "What waits is not run, agents drop what runs with their next report, and what was done by then is in its files."
@@ -140,6 +140,7 @@ def _act(
         "job": row,
         "act": act,
         "effect": effect,
+        "staff": may(request.user, "pool.read"),
         "form": _with_seen(form, asked),
         "asked": asked,
         "show_first": isinstance(form, ExtendForm) and (asked is None or "deadline" in form.errors),

@@ -25,6 +25,7 @@ from controlplane.jobs import actions, batch_actions, item_queries, queries
 from controlplane.jobs.actions import JobOrder
 from controlplane.jobs.admitting import MONEY_CODE, NotAdmitted
 from controlplane.jobs.batch_actions import REQUESTS_MOST
+from controlplane.jobs.job_money import shortage_of
 from controlplane.jobs.key_authentication import KeyAuthentication
 from controlplane.jobs.models import Job
 from controlplane.jobs.openai_form import batch_form
@@ -144,8 +145,34 @@ class JobSerializer(serializers.ModelSerializer):
         return batch_form(job.batch) if job.has_items else None
 
 
+class JobDetailSerializer(JobSerializer):
+    """One job, with what its items wait for."""
+
+    waits_for = serializers.SerializerMethodField(
+        help_text="The budget window that does not pay for one more item; null while its items may run."
+    )
+
+    class Meta(JobSerializer.Meta):
+        fields = (*JobSerializer.Meta.fields, "waits_for")
+
+    @extend_schema_field({"type": ["object", "null"]})
+    def get_waits_for(self, job: Job) -> dict[str, Any] | None:
+        found = shortage_of(job, timezone.now())
+        if found is None:
+            return None
+        return {
+            "reason": MONEY_CODE,
+            "budget": found.window.level,
+            "window": found.window.window,
+            "remaining_nanos": found.window.remaining_nanos,
+            "item_bound_nanos": found.item_bound_nanos,
+            "ends_at": found.ends_at,
+        }
+
+
 # `class` is a word of the language, so these fields cannot be declared like the others
-JobSerializer._declared_fields["class"] = serializers.SlugRelatedField("slug", source="workload_class", read_only=True)
+_CLASS = serializers.SlugRelatedField("slug", source="workload_class", read_only=True)
+JobSerializer._declared_fields["class"] = JobDetailSerializer._declared_fields["class"] = _CLASS
 
 
 class JobOrderSerializer(serializers.Serializer):
@@ -235,6 +262,9 @@ class JobViewSet(ListModelMixin, VersionedViewSet):
 
     def get_queryset(self) -> QuerySet[Job]:
         return queries.visible_jobs(self.request.user)
+
+    def get_serializer_class(self) -> type[JobSerializer]:
+        return JobDetailSerializer if self.action == "retrieve" else JobSerializer
 
     @extend_schema(
         request=JobOrderSerializer,

@@ -87,8 +87,8 @@ def _assemble(batch_id: int, now: datetime) -> bool:
     paths = f"{stem}-output.jsonl", f"{stem}-errors.jsonl"
     with Writing(paths[0]) as output, Writing(paths[1]) as errors:
         for page in _pages(batch.job):
-            output.write(b"".join(_answer(row) for row in page if row.state == ItemState.DONE))
-            errors.write(b"".join(_failure(row, undone) for row in page if row.state != ItemState.DONE))
+            output.write(b"".join(_answer(batch, row) for row in page if row.state == ItemState.DONE))
+            errors.write(b"".join(_failure(batch, row, undone) for row in page if row.state != ItemState.DONE))
         written = output.finish(), errors.finish()
     _enter(batch, paths, written, now)
     return True
@@ -123,18 +123,18 @@ def _pages(job: Job) -> Iterator[list[_Row]]:
         limit = max(1, min(PAGE_LINES, 4 * limit, PAGE_BYTES * len(rows) // max(1, size)))
 
 
-def _answer(row: _Row) -> bytes:
-    return _line(row, _response(row), b"null")
+def _answer(batch: Batch, row: _Row) -> bytes:
+    return _line(batch, row, _response(row), b"null")
 
 
-def _failure(row: _Row, undone: tuple[str, str] | None) -> bytes:
+def _failure(batch: Batch, row: _Row, undone: tuple[str, str] | None) -> bytes:
     if row.state == ItemState.PARKED:
         code, message = "request_failed", row.reason or "Every attempt failed."
     else:
         code, message = undone or ("not_run", "This request was not run.")
     error = json.dumps({"code": code, "message": message}).encode()
     has_answer = row.status and row.response not in (None, b"null")
-    return _line(row, _response(row) if has_answer else b"null", error)
+    return _line(batch, row, _response(row) if has_answer else b"null", error)
 
 
 def _response(row: _Row) -> bytes:
@@ -146,8 +146,9 @@ def _response(row: _Row) -> bytes:
     )
 
 
-def _line(row: _Row, response: bytes, error: bytes) -> bytes:
-    name = (row.request_id or uuid.UUID(int=0)).hex
+def _line(batch: Batch, row: _Row, response: bytes, error: bytes) -> bytes:
+    # what was never run has no request: its line of the batch names it, the same each time its files are written
+    name = (row.request_id or uuid.uuid5(batch.uuid, str(row.line))).hex
     return b'{"id":"batch_req_%s","custom_id":%s,"response":%s,"error":%s}\n' % (
         name.encode(),
         json.dumps(row.custom_id).encode(),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
+from itertools import islice
 from typing import Any, Final
 
 from django.core.exceptions import ValidationError
@@ -20,7 +21,16 @@ from controlplane.core.job_admission import IfLate
 from controlplane.jobs import storage
 from controlplane.jobs.actions import JobOrder, create_job
 from controlplane.jobs.admitting import DEADLINE_CODE, MONEY_CODE, Bounds, NotAdmitted, admit
-from controlplane.jobs.batch_lines import BadLine, LineRules, Numbered, Request, parse, split
+from controlplane.jobs.batch_lines import (
+    BadLine,
+    LineRules,
+    Numbered,
+    Request,
+    doubled,
+    doubled_lines,
+    parse,
+    split,
+)
 from controlplane.jobs.batch_turn import alone
 from controlplane.jobs.item_partitions import analyse, create_day, day_of
 from controlplane.jobs.models import Batch, Job
@@ -185,25 +195,30 @@ def _copy(job: Job, requests: Sequence[Request]) -> None:
 
 
 _DOUBLE_SQL = """
-SELECT b.custom_id, max(b.line) FROM jobs_itembody b WHERE b.day = %s AND b.job_id = %s
-GROUP BY b.custom_id HAVING count(*) > 1 ORDER BY 2 LIMIT 20
+WITH doubled AS (
+    SELECT custom_id, min(line) AS first FROM jobs_itembody WHERE day = %(day)s AND job_id = %(job)s
+    GROUP BY custom_id HAVING count(*) > 1 ORDER BY 2 LIMIT %(most)s
+)
+SELECT b.line, d.custom_id, d.first FROM jobs_itembody b JOIN doubled d USING (custom_id)
+WHERE b.day = %(day)s AND b.job_id = %(job)s AND b.line > d.first ORDER BY b.line LIMIT %(most)s
 """
 
 
 def _finish(batch: Batch, row: WorkloadClass, now: datetime) -> None:
-    errors = [BadLine(**error) for error in batch.errors]
+    errors, path = [BadLine(**error) for error in batch.errors], batch.input_file.path
     if not errors and batch.job is None:
         errors = [BadLine(0, "empty_file", "The file holds no request. Write one JSON object a line.")]
     if not errors and batch.job is not None:
         with connection.cursor() as cursor:
             assert batch.job.day is not None
             analyse(cursor, batch.job.day)
-            cursor.execute(_DOUBLE_SQL, (batch.job.day, batch.job_id))
-            doubled = cursor.fetchall()
-        errors = [
-            BadLine(line, "duplicate_custom_id", f"The custom_id {text!r} stands on a line before.", "custom_id")
-            for text, line in doubled
-        ]
+            cursor.execute(_DOUBLE_SQL, {"day": batch.job.day, "job": batch.job_id, "most": ERRORS_MOST})
+            errors = [doubled(*row) for row in cursor.fetchall()]
+    elif 0 < len(errors) < ERRORS_MOST and errors[0].line:
+        # not all lines are rows once one of them is bad: what else is wrong stands in the file alone
+        known = {error.line for error in errors}
+        again = (line for line in doubled_lines(lambda: split(storage.read(path))) if line.line not in known)
+        errors = sorted([*errors, *islice(again, ERRORS_MOST)], key=lambda error: error.line)
     if errors:
         fail(batch, errors, now)
         return

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from array import array
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice, pairwise
 from typing import Final
 
 import msgspec
@@ -12,6 +14,8 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 LINE_BYTES_MOST: Final = 1024 * 1024
 CUSTOM_ID_MOST: Final = 256
 BYTES_PER_TOKEN: Final = 4
+DOUBLES_LINES_MOST: Final = 1_000_000
+"""So many lines of a file with other faults are looked through for a custom_id that stands twice."""
 
 CONTENT: Final = {"/v1/chat/completions": "messages", "/v1/completions": "prompt", "/v1/embeddings": "input"}
 """Endpoint -> the field of its body that no request can do without."""
@@ -22,6 +26,10 @@ class _Line(Struct):
     method: str
     url: str
     body: Raw
+
+
+class _Named(Struct):
+    custom_id: str
 
 
 class _Body(Struct):
@@ -36,6 +44,7 @@ class _Body(Struct):
 
 
 _lines = msgspec.json.Decoder(_Line)
+_named = msgspec.json.Decoder(_Named)
 _bodies = msgspec.json.Decoder(_Body)
 
 
@@ -166,3 +175,32 @@ def split(pieces: Iterable[bytes], *, number: int = 0, offset: int = 0) -> Itera
             rest = rest[: LINE_BYTES_MOST + 1]
     if rest.strip():
         yield Numbered(number + 1, rest, offset + len(rest) + cut)
+
+
+def doubled(line: int, custom_id: str, first: int) -> BadLine:
+    """A line whose custom_id was used before it."""
+    message = f"The custom_id {custom_id!r} stands on line {first:,} already."
+    return BadLine(line, "duplicate_custom_id", message, "custom_id")
+
+
+def doubled_lines(lines: Callable[[], Iterable[Numbered]]) -> Iterator[BadLine]:
+    """Every line of a file whose custom_id stands on a line before it; lines that cannot be read are passed over.
+
+    The file is read twice, so that of its first DOUBLES_LINES_MOST lines no more than a number each is held.
+    """
+    hashes = sorted(array("q", (hash(custom_id) for _, custom_id in _custom_ids(lines()))))
+    twice = {one for one, other in pairwise(hashes) if one == other}
+    if not twice:
+        return
+    first: dict[str, int] = {}
+    for number, custom_id in _custom_ids(lines()):
+        if hash(custom_id) in twice and first.setdefault(custom_id, number) != number:
+            yield doubled(number, custom_id, first[custom_id])
+
+
+def _custom_ids(lines: Iterable[Numbered]) -> Iterator[tuple[int, str]]:
+    for line in islice(lines, DOUBLES_LINES_MOST):
+        try:
+            yield line.number, _named.decode(line.text).custom_id
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            continue

@@ -22,16 +22,23 @@ ACTS: Final = {
     "job.extend_deadline": "Deadline extended",
 }
 ACTS_SHOWN: Final = 5
+Work = tuple[int, datetime | None]
+"""(remaining GPU time in us, deadline)"""
 MEASURED_AFTER: Final = timedelta(seconds=30)
 MEASURED_BEFORE: Final = timedelta(minutes=3)
 
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """The pool's demand now and as it would be; `items` are those that the action moves."""
+    """The pool's demand now and as it would be; `items` are those that the action moves.
+
+    `own_before` and `own_after` are of the jobs of its tenant alone: what others do is not for that one to see.
+    """
 
     before: PoolSlack
     after: PoolSlack
+    own_before: PoolSlack
+    own_after: PoolSlack
     items: int
 
     def noted(self) -> dict[str, Any]:
@@ -69,13 +76,20 @@ def _effect(job: Job, remaining_us: int, deadline: datetime | None, items: int, 
     pairs = queries.backlog_jobs(job.pool_id, now)
     slots = queries.slots_of([job.pool_id], now).get(job.pool_id, [])
     direct = queries.direct_backlog(job.pool_id, now)
-    others = [(us, other.deadline) for other, us in pairs if other.pk != job.pk] + direct
-    changed = [*others, (remaining_us, deadline)] if remaining_us else others
-    return Effect(
-        before=queries.slack_for([(us, other.deadline) for other, us in pairs] + direct, slots, now),
-        after=queries.slack_for(changed, slots, now),
-        items=items,
-    )
+    then = [(remaining_us, deadline)] if remaining_us else []
+
+    def before_and_after(rows: list[tuple[Job, int]], beside: list[Work]) -> tuple[PoolSlack, PoolSlack]:
+        work: list[Work] = [(us, other.deadline) for other, us in rows]
+        kept: list[Work] = [(us, other.deadline) for other, us in rows if other.pk != job.pk]
+        return (
+            queries.slack_for(work + beside, slots, now),
+            queries.slack_for(kept + then + beside, slots, now),
+        )
+
+    before, after = before_and_after(pairs, direct)
+    own = [(other, us) for other, us in pairs if other.tenant_id == job.tenant_id]
+    own_before, own_after = before_and_after(own, [])
+    return Effect(before, after, own_before, own_after, items)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta
 from typing import Any, Final
+from uuid import UUID
 
 import msgspec
 from psycopg import Connection, Cursor, sql
@@ -17,6 +18,7 @@ from psycopg import Connection, Cursor, sql
 from controlplane.core.estimate import WorkRates, raw_gpu_us
 from controlplane.core.period import to_us
 from controlplane.jobs.item_partitions import items_table
+from controlplane.jobs.job_money import Priced, affordable
 from controlplane.jobs.queries import LEARNT_FROM_ITEMS, MISSED_GRACE
 from controlplane.wire.report import Item, ItemJob, ItemRoom, ItemsCancelled
 
@@ -86,6 +88,13 @@ class Leasable:
     unfinished: int
     item_gpu_us: int
     lease_us: int
+    uuid: UUID
+    tenant_id: int
+    item_bound_nanos: int
+
+    @property
+    def priced(self) -> Priced:
+        return Priced(self.id, self.uuid, self.tenant_id, self.item_bound_nanos, self.unfinished)
 
 
 @dataclass
@@ -114,13 +123,17 @@ def lease_items(connection: Connection[Any], agents: Sequence[tuple[int, int]], 
         holders = cursor.execute(_HOLDERS_SQL, (list(epochs),)).fetchall()
         answers: dict[int, Leased] = {}
         jobs: dict[tuple[int, int], list[Leasable]] = {}
+        paid: dict[int, int] = {}
         for agent_id, epoch, pool_id, class_id, room, *_ in sorted(holders):
             if epoch != epochs[agent_id]:
                 continue
             if room > 0 and (pool_id, class_id) not in jobs:
-                jobs[(pool_id, class_id)] = _leasable(cursor, pool_id, class_id, now)
+                found = _leasable(cursor, pool_id, class_id, now)
+                with connection.transaction():
+                    paid |= affordable(cursor, [job.priced for job in found], now)
+                jobs[(pool_id, class_id)] = [job for job in found if paid.get(job.id, 1)]
             with connection.transaction():
-                leased = _serve(cursor, agent_id, jobs.get((pool_id, class_id), []), now)
+                leased = _serve(cursor, agent_id, jobs.get((pool_id, class_id), []), paid, now)
             if leased is not None:
                 answers[agent_id] = leased
     return answers
@@ -128,7 +141,8 @@ def lease_items(connection: Connection[Any], agents: Sequence[tuple[int, int]], 
 
 _LEASABLE_SQL = """
 SELECT j.id, j.day, j.items - j.items_completed - j.items_parked - j.items_cancelled, j.items_completed, j.gpu_us_done,
-       j.prompt_tokens, j.expected_output_tokens, p.prefill_us_per_token, p.decode_us_per_token, c.stage_timeout_s
+       j.prompt_tokens, j.expected_output_tokens, p.prefill_us_per_token, p.decode_us_per_token, c.stage_timeout_s,
+       j.uuid, j.tenant_id, coalesce(-div(-(j.admission ->> 'bound_nanos')::bigint, j.items), 0)::bigint
 FROM jobs_job j
 JOIN fleet_pool p ON p.id = j.pool_id
 JOIN contracts_workloadclass c ON c.id = j.workload_class_id
@@ -155,13 +169,18 @@ def _leasable(cursor: Cursor[Any], pool_id: int, class_id: int, now: datetime) -
             else max(1, raw_gpu_us(WorkRates(row[7], row[8]), row[5], row[6])),
             # all of the horizon may be before it in the queue, then it runs as long as a stage may
             lease_us=(2 * HORIZON_S + row[9]) * 1_000_000,
+            uuid=row[10],
+            tenant_id=row[11],
+            item_bound_nanos=row[12],
         )
         for row in rows
     ]
 
 
-def _serve(cursor: Cursor[Any], agent_id: int, jobs: Sequence[Leasable], now: datetime) -> Leased | None:
-    """One agent's turn, under the lock of its holder row."""
+def _serve(
+    cursor: Cursor[Any], agent_id: int, jobs: Sequence[Leasable], paid: dict[int, int], now: datetime
+) -> Leased | None:
+    """One agent's turn, under the lock of its holder row. What it gets is taken off what jobs can pay for."""
     row = cursor.execute(
         "SELECT epoch, pool_id, class_id, room, room_gpu_us, through, free, held FROM jobs_itemholder"
         " WHERE agent_id = %s FOR UPDATE",
@@ -176,7 +195,7 @@ def _serve(cursor: Cursor[Any], agent_id: int, jobs: Sequence[Leasable], now: da
     if wanted > 0 and jobs:
         waiting = sum(job.unfinished for job in jobs) - held
         share = _share(cursor, pool_id, class_id, agent_id, wanted, waiting, now)
-        claimed = _claim(cursor, agent_id, epoch, jobs, share, room_gpu_us, now)
+        claimed = _claim(cursor, agent_id, epoch, jobs, share, room_gpu_us, paid, now)
     # who had its share of too little asks for no more until its next report
     left = max(0, wanted - claimed) if share == wanted or not jobs else 0
     if held + claimed != noted or free != left:
@@ -238,6 +257,7 @@ def _claim(
     jobs: Sequence[Leasable],
     wanted: int,
     room_gpu_us: int,
+    paid: dict[int, int],
     now: datetime,
 ) -> int:
     claimed = 0
@@ -247,6 +267,9 @@ def _claim(
             limit = min(limit, room_gpu_us // job.item_gpu_us or (0 if claimed else 1))
         if limit <= 0:
             break
+        limit = min(limit, paid.get(job.id, limit))
+        if not limit:
+            continue
         cursor.execute(
             _CLAIM_SQL.format(table=sql.Identifier(items_table(job.day))),
             {
@@ -255,6 +278,8 @@ def _claim(
             },
         )  # fmt: skip
         claimed += cursor.rowcount
+        if job.id in paid:
+            paid[job.id] -= cursor.rowcount
         if room_gpu_us >= 0:
             room_gpu_us = max(0, room_gpu_us - cursor.rowcount * job.item_gpu_us)
         if claimed >= wanted:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any, Final
 
 import msgspec
@@ -26,6 +27,8 @@ from controlplane.jobs.key_authentication import KeyAuthentication
 from controlplane.jobs.models import Batch, StoredFile
 from controlplane.jobs.openai_form import batch_form, error_form, file_form, page_form
 from controlplane.tenants.models import ApiKey, Tenant
+
+log = logging.getLogger(__name__)
 
 PAGE: Final = 20
 PAGE_MOST: Final = 100
@@ -58,6 +61,10 @@ def openai_error(error: Exception, context: dict[str, Any]) -> Response:
         return Response(form, status=400)
     if isinstance(error, KeyReused):
         return Response(error_form(str(error), kind="invalid_request_error", code="idempotency_key_reused"), status=422)
+    if isinstance(error, storage.StorageError | FileNotFoundError):
+        log.error("a file was not sent: %s", error)
+        form = error_form("The file store does not answer. Try again later.", kind="server_error", code="storage")
+        return Response(form, status=503)
     if isinstance(error, Http404):
         return Response(error_form(str(error), kind="invalid_request_error", code="not_found"), status=404)
     if isinstance(error, AuthenticationFailed | NotAuthenticated):
@@ -155,6 +162,7 @@ class FileContentView(OpenAIView):
     def get(self, request: Request, file_id: str) -> StreamingHttpResponse:
         """The bytes of a file, streamed."""
         row = self.file(file_id)
+        storage.look_for(row.path)
         response = StreamingHttpResponse(storage.stream(row.path), content_type="application/octet-stream")
         response["Content-Length"] = str(row.size_bytes)
         response["Content-Disposition"] = "attachment"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import uuid
 from typing import Final
 
@@ -19,10 +20,13 @@ from controlplane.jobs import batch_actions, listing, page_uploads
 from controlplane.jobs.batch_import import ERRORS_MOST
 from controlplane.jobs.forms import SubmitForm, take_errors
 from controlplane.jobs.models import Batch
+from controlplane.jobs.storage import StorageError
 from controlplane.tenants.access import may, member_of, requires
 from controlplane.tenants.models import Tenant
 from controlplane.tenants.queries import visible_tenants
 from controlplane.tenants.roles import Role
+
+log = logging.getLogger(__name__)
 
 PAGE_FILE_BYTES_MOST: Final = 64 * 1024 * 1024
 """What a form takes: a larger file is sent with the client, as a stream."""
@@ -63,7 +67,12 @@ def _submit(request: HttpRequest, form: SubmitForm) -> Batch | None:
     """Stores and submits; what is wrong goes onto the form, and a file that no batch reads is taken away again."""
     now, actor = timezone.now(), actor_of(request)
     sent = form.cleaned_data["file"]
-    file = page_uploads.store(tenant=form.owner, name=sent.name, pieces=sent.chunks(), actor=actor, now=now)
+    try:
+        file = page_uploads.store(tenant=form.owner, name=sent.name, pieces=sent.chunks(), actor=actor, now=now)
+    except StorageError as error:
+        log.error("a file was not stored: %s", error)
+        form.add_error("file", "The file store does not answer, so nothing was stored. Try again later.")
+        return None
     try:
         return page_uploads.submit(
             tenant=form.owner, file=file, endpoint=form.cleaned_data["endpoint"], metadata=form.metadata(),

@@ -28,7 +28,7 @@ from controlplane.jobs.batch_actions import file_expiry
 from controlplane.jobs.key_authentication import key_of
 from controlplane.jobs.models import StoredFile
 from controlplane.jobs.openai_form import error_form, file_form
-from controlplane.jobs.storage import Writing
+from controlplane.jobs.storage import StorageError, Writing
 from controlplane.tenants.models import ApiKey, Tenant
 
 log = logging.getLogger(__name__)
@@ -167,7 +167,7 @@ class UploadDoor:
                 self._running -= 1
         except Refusal as refusal:
             return refusal.status, error_form(str(refusal), kind=refusal.kind, code=refusal.code)
-        except (OperationalError, TimeoutError) as error:
+        except (OperationalError, TimeoutError, StorageError) as error:
             log.warning("an upload was not taken: %s", error)
             return 503, error_form("The file was not stored. Send it again.", kind="server_error", code="busy")
         except Exception:

@@ -1,10 +1,11 @@
 """Pages of jobs; a tenant's member sees the own tenant's only."""
 
+import logging
 import uuid
 from typing import Any
 
 from django.db.models import QuerySet
-from django.http import Http404, HttpRequest, HttpResponseBadRequest, StreamingHttpResponse
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBadRequest, StreamingHttpResponse
 from django.http.response import HttpResponseBase
 from django.shortcuts import render
 from django.utils import timezone
@@ -14,10 +15,13 @@ from controlplane.audit.actors import actor_of
 from controlplane.core.batch_items import ItemState
 from controlplane.fleet.models import Pool
 from controlplane.jobs import downloads, effects, item_queries, listing, queries, storage
+from controlplane.jobs.job_money import shortage_of
 from controlplane.jobs.job_page import facts_of
 from controlplane.jobs.models import Job
 from controlplane.tenants.access import may, requires
 from controlplane.web.pagination import BadCursor, keyset_page
+
+log = logging.getLogger(__name__)
 
 STATES = ("open", "missed", "parked", "running", "importing", "completed", "cancelled", "expired", "failed")
 SORTS = ("attention", "newest")
@@ -80,7 +84,10 @@ def job(request: HttpRequest, job_uuid: uuid.UUID) -> HttpResponseBase:
     now = timezone.now()
     staff = may(request.user, "pool.read")
     facts = facts_of(row, now, staff=staff)
-    context: dict[str, Any] = {"job": row, "facts": facts, "status": facts.status, "now": now, "staff": staff}
+    context: dict[str, Any] = {
+        "job": row, "facts": facts, "status": facts.status, "now": now, "staff": staff,
+        "shortage": shortage_of(row, now),
+    }  # fmt: skip
     if request.headers.get("HX-Request"):
         return render(request, "jobs/_progress.html", context)
     after = request.GET.get("after", "0")
@@ -112,13 +119,19 @@ def _parked(row: Job, after: int) -> dict[str, Any]:
 
 
 @requires("job.read")
-def job_file(request: HttpRequest, job_uuid: uuid.UUID, which: str) -> StreamingHttpResponse:
+def job_file(request: HttpRequest, job_uuid: uuid.UUID, which: str) -> HttpResponseBase:
     """The bytes of a job's results or errors. Who else than its tenant takes them stands in the audit log."""
     row = queries.job_for(request.user, job_uuid)
     now = timezone.now()
     found = next((file for file in downloads.files_of(row, now) if file.which == which and file.row), None)
     if found is None or found.row is None:
         raise Http404("There is no such file.")
+    try:
+        storage.look_for(found.row.path)
+    except (storage.StorageError, FileNotFoundError) as error:
+        log.error("a file of job %s was not sent: %s", row.uuid, error)
+        text = "The file store does not answer; the file is not lost. Try again later, or ask your operator."
+        return HttpResponse(text, status=503, content_type="text/plain; charset=utf-8")
     if may(request.user, "pool.read"):
         downloads.note(found.row, row, actor_of(request), now)
     response = StreamingHttpResponse(storage.stream(found.row.path), content_type="application/x-ndjson")

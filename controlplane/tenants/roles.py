@@ -55,7 +55,7 @@ PERMISSIONS: dict[str, frozenset[Role]] = {
     "flex.act": RESPONDERS,
     "job.read": EVERYONE,
     "job.submit": ADMIN | {Role.TENANT},
-    "job.write": ADMIN,
+    "job.write": ADMIN | {Role.TENANT},
     "usage.read": EVERYONE,
     "usage.write": ADMIN,
     "quarantine.read": MONEY,

@@ -9,11 +9,11 @@ import msgspec
 import pytest
 
 from controlplane.agent.item_calls import RESPONSE_BYTES_MAX
-from controlplane.core.batch_items import is_verdict
+from controlplane.core.batch_items import UNPAID, is_verdict
 from controlplane.core.reasons import Outcome
 from controlplane.core.slot_states import SlotState
 from controlplane.wire.policy import LiveTenant
-from controlplane.wire.report import FLAG_NOT_CHARGED, ItemsCancelled, Lease
+from controlplane.wire.report import FLAG_NOT_CHARGED, Exhausted, ItemsCancelled, Lease
 from tests.agent import worlds
 from tests.agent.leased_items import (
     JOB,
@@ -229,6 +229,27 @@ async def test_an_item_waits_for_a_lease_of_its_tenants_budget(make_agent):
     (spend,) = agent.engine.leases.spends()
     (row,) = report(agent).records
     assert spend.spent_nanos == row.charge_prompt_nanos + row.charge_output_nanos > 0
+    agent.assert_nothing_held()
+
+
+async def test_items_that_a_used_up_budget_does_not_pay_for_make_room_for_others(make_agent):
+    doc = worlds.document(tenants=[worlds.tenant_policy(), worlds.tenant_policy("delta", id=2, hard_budget=True)])
+    agent = await make_agent(doc)
+    engine = agent.engine
+
+    def used_up(tenant_id: int, need: int, job: str) -> None:
+        now_us = engine.clock.now_us()
+        engine.leases.apply([], [Exhausted(tenant_id, "delta daily", now_us)], asked_us=0, now_us=now_us)
+        engine.leases.nothing_for(tenant_id, job, now_us)
+
+    engine.desk.ask_lease = used_up
+    lease(agent, [item(fence) for fence in range(1, 9)])
+    await asyncio.sleep(1.0)
+    assert ended(agent) == 0, "it may be there again in a moment"
+    await agent.until(lambda: ended(agent) == 8, 15)
+    done = report(agent).items_done
+    assert {(row.outcome, row.attempt) for row in done} == {(HANDED_BACK, 1)}
+    assert all(row.reason.startswith(UNPAID) and "delta daily" in row.reason for row in done)
     agent.assert_nothing_held()
 
 

@@ -171,6 +171,42 @@ def test_errors_after_chunks_that_were_stored_leave_no_rows(world, monkeypatch):
     assert (Item.objects.count(), ItemBody.objects.count()) == (0, 0)
 
 
+def test_every_doubled_custom_id_is_told_with_its_number_in_good_and_in_bad_files(world):
+    doubled = [line(1), line(2), line(1), line(3), line(2), line(1)]
+    for lines, found in (
+        (doubled, [(3, "duplicate_custom_id"), (5, "duplicate_custom_id"), (6, "duplicate_custom_id")]),
+        (
+            ["no", *doubled, line(4, method="GET")],
+            [
+                (1, "invalid_json_line"),
+                *((number, "duplicate_custom_id") for number in (4, 6, 7)),
+                (8, "invalid_method"),
+            ],
+        ),
+    ):
+        batch = submit(world.tenant, jsonl(lines))
+        batch_import.import_batch(batch.pk, timezone.now())
+        batch.refresh_from_db()
+        assert [(error["line"], error["code"]) for error in batch.errors] == found
+        assert batch.state == "failed"
+    assert batch.errors[1]["message"] == "The custom_id 'doc-1' stands on line 2 already."
+
+
+def test_what_was_never_run_has_an_id_of_its_own_that_stays(world):
+    job = running(world.tenant, 4)
+    batch, now = Batch.objects.get(job=job), timezone.now()
+    Item.objects.filter(job_id=job.pk).update(state=3, reason="Its lease lapsed 20 times.")
+    Job.objects.filter(pk=job.pk).update(state="completed", items_parked=4, finished_at=now)
+    ids = []
+    for _ in range(2):
+        Batch.objects.filter(pk=batch.pk).update(state="in_progress")
+        assert assembly.begin(batch.pk, now) and assembly.assemble(batch.pk, now)
+        batch.refresh_from_db()
+        lines = b"".join(storage.read(batch.error_file.path)).splitlines()
+        ids.append([json.loads(text)["id"] for text in lines])
+    assert ids[0] == ids[1] and len(set(ids[0])) == 4 and all(one.startswith("batch_req_") for one in ids[0])
+
+
 def test_errors_are_cut_at_a_hundred(world):
     batch = submit(world.tenant, b"no\n" * 500)
     batch_import.import_batch(batch.pk, timezone.now())

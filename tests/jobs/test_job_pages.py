@@ -123,14 +123,17 @@ def test_the_page_has_the_line_the_strip_the_parked_items_and_the_facts(scene, p
 def test_a_member_sees_progress_and_reasons_and_nothing_of_the_pool(scene, people):
     page = text(people["tenant"].get(reverse("job", args=[scene.night.uuid])))
     assert "21 of 40 items are done" in page and "context_length_exceeded" in page
-    for hidden in ("Slots were lent", "Slack of the pool", "What was done to it", "Cancel job", "Retry parked"):
+    for hidden in ("Slots were lent", "Slack of the pool", "What was done to it"):
         assert hidden not in page
+    for own in ("Cancel job", "Retry parked", "Extend deadline"):
+        assert own in page, "its own jobs it may act on"
 
 
 def test_every_page_of_a_foreign_job_looks_like_none(scene, people):
     for name in ("job", "job-cancel", "job-retry", "job-extend"):
         answer = people["stranger"].get(reverse(name, args=[scene.night.uuid]))
-        assert answer.status_code == (404 if name == "job" else 403), name
+        assert answer.status_code == 404, name
+        assert people["stranger"].post(reverse(name, args=[scene.night.uuid])).status_code in (404, 405), name
     ended(scene)
     assert people["stranger"].get(reverse("job-file", args=[scene.night.uuid, "results"])).status_code == 404
     upload = reverse("job-upload", args=[scene.night.batch.uuid])
@@ -202,8 +205,8 @@ def act(people, name: str, job: Job, person: str = "admin", **values):
 def test_only_those_who_may_write_see_and_do_it(scene, people, name):
     url = reverse(name, args=[scene.night.uuid])
     for person, client in people.items():
-        allowed = person == "admin"
-        expected = 200 if allowed else 302 if person == "anonymous" else 403
+        allowed = person in ("admin", "tenant")
+        expected = 200 if allowed else {"anonymous": 302, "stranger": 404}.get(person, 403)
         assert client.get(url).status_code == expected, person
         if not allowed:
             assert client.post(url, {"reason": "x", "deadline": "06:00 UTC"}).status_code == expected, person
@@ -229,6 +232,21 @@ def test_cancelling_shows_the_slack_before_and_is_noted_with_it(scene, people):
     shown = text(people["oncall"].get(reverse("job", args=[scene.late.uuid])))
     assert "What was done to it" in shown and "wrong input" in shown
     assert f"{entry.after['slack_expected']:.3f}" in shown
+
+
+@pytest.mark.parametrize("name", ["job-cancel", "job-retry", "job-extend"])
+def test_a_member_acts_on_its_own_jobs_and_sees_its_own_demand_only(scene, people, name):
+    later = (scene.night.deadline + timedelta(hours=3)).isoformat()
+    values = {"reason": "not needed", "deadline": later}
+    url = reverse(name, args=[scene.night.uuid])
+    page = text(people["tenant"].post(url, values) if name == "job-extend" else people["tenant"].get(url))
+    assert "Slots that their deadlines ask for" in page and "What other tenants ask for is not shown" in page
+    for hidden in ("Slack =", "Available, slots", "lent while slack"):
+        assert hidden not in page
+    if name != "job-extend":
+        assert people["tenant"].post(url, values).status_code == 302
+        entry = AuditEntry.objects.filter(noun="job", object_id=str(scene.night.uuid)).latest("id")
+        assert entry.actor_role == "tenant" and "slack_expected" in entry.after
 
 
 def test_what_the_controller_measured_afterwards_stands_beside_what_was_expected(scene, people):
