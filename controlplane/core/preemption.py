@@ -2,15 +2,20 @@
 
 Only where it is safe: the class is retry_safe, the backend cancels promptly, and no byte of the response was sent. The
 set is minimal and deterministic: lowest class first, then the least work wasted, on the slot where that costs least.
+A request that has begun ATTEMPTS_MOST times is left to end: what has just begun again wastes least, and the same one
+would be taken for ever.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from controlplane.core.class_queue import ClassQueue
 from controlplane.core.queued_request import QueuedRequest
 from controlplane.core.slots import ClassKind, RunningSlot
+
+ATTEMPTS_MOST: Final = 4
 
 
 def choose_victims(
@@ -61,6 +66,7 @@ def _plans(
             if request.preemptible
             and not request.bytes_sent
             and not request.reclaiming
+            and request.attempt < ATTEMPTS_MOST
             and classes[request.class_index].spec.kind is ClassKind.BATCH
         ]
         candidates.sort(key=lambda r: (-r.class_index, now_us - r.started_us, r.order))

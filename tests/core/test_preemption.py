@@ -1,9 +1,12 @@
 """Preemption: only where it is safe, no more than needed, and not twice for the same need."""
 
+from collections import Counter
+
 import pytest
 
 from controlplane.core.class_queue import SchedulingClass
 from controlplane.core.fairness import WorkPolicy, WorkUnit
+from controlplane.core.preemption import ATTEMPTS_MOST
 from controlplane.core.queued_request import QueuedRequest
 from controlplane.core.scheduling import Scheduler
 from controlplane.core.slot_states import Band
@@ -125,3 +128,28 @@ def test_a_class_within_its_minimum_share_is_left_alone() -> None:
     s.release("c1", 1_000)
     assert s.next_dispatch(1_000).id == "b"
     assert names(s, 1_001) == []
+
+
+def test_the_same_request_gives_way_so_often_and_no_more_while_others_go_on() -> None:
+    """What was cancelled begins again as the newest, which is what the next one cancels: it would never end."""
+    s, given_way = world(places=2), Counter()
+    start(s, "b1", now=0)
+    start(s, "b2", now=1)
+    for turn in range(20):
+        now, chat = 100 * (turn + 1), f"c{turn}"
+        s.offer(QueuedRequest(chat, "t", "chat", now, gpu_us=10), now)
+        for victim in s.victims(now):
+            given_way[victim.id] += 1
+            s.requeue(victim.id, now)
+        started = s.next_dispatch(now)
+        if started is None:
+            # everything that runs has given way often enough: the newcomer waits for an end
+            assert given_way == {"b1": ATTEMPTS_MOST - 1, "b2": ATTEMPTS_MOST - 1}
+            s.release("b1", now + 10)
+            started = s.next_dispatch(now + 10)
+            assert started is not None and started.id == chat, "newcomers go on"
+            return
+        assert started.id == chat
+        s.release(chat, now + 50)
+        assert s.next_dispatch(now + 50) is not None, "what gave way begins again at once"
+    raise AssertionError(f"no end of it: {given_way}")
