@@ -32,19 +32,28 @@ def for_programs(request: HttpRequest) -> bool:
 
 
 def error_response(
-    request: HttpRequest, status: int, *, detail: str = "", retry_after: int | None = None
+    request: HttpRequest,
+    status: int,
+    *,
+    detail: str = "",
+    retry_after: int | None = None,
+    page: str = "",
+    title: str = "",
+    **more: Any,
 ) -> HttpResponse:
     """The page (or problem+json) of an error. Needs no database, no session and no navigation."""
+    title, page = title or TITLES[status], page or str(status)
     request_id = getattr(request, "request_id", "")
     if for_programs(request):
-        body = {"type": "about:blank", "title": TITLES[status], "status": status, "request_id": request_id}
+        body = {"type": "about:blank", "title": title, "status": status, "request_id": request_id}
         if detail:
             body["detail"] = detail
         response: HttpResponse = JsonResponse(body, status=status, content_type="application/problem+json")
     else:
         theme = request.COOKIES.get(THEME_COOKIE, "")
         context = {
-            "title": TITLES[status],
+            **more,
+            "title": title,
             "status": status,
             "detail": detail,
             "request_id": request_id,
@@ -52,9 +61,9 @@ def error_response(
             "theme": theme if theme in THEMES else "",
         }
         try:
-            response = HttpResponse(render_to_string(f"errors/{status}.html", context), status=status)
+            response = HttpResponse(render_to_string(f"errors/{page}.html", context), status=status)
         except (TemplateDoesNotExist, ValueError):  # ValueError: a static file without a manifest entry
-            response = HttpResponse(f"{TITLES[status]}. Request {request_id}", status=status, content_type="text/plain")
+            response = HttpResponse(f"{title}. Request {request_id}", status=status, content_type="text/plain")
     if retry_after is not None:
         response.headers["Retry-After"] = str(retry_after)
     return response
@@ -71,8 +80,15 @@ def permission_denied(request: HttpRequest, exception: Exception | None = None) 
 
 
 def csrf_failure(request: HttpRequest, reason: str = "") -> HttpResponse:
+    """A form without its token: nobody's role is at fault, and what was typed is still in the browser's last page."""
+    detail = "Its security token is missing or old: the page was open for long, you signed in anew, or cookies are off."
     return error_response(
-        request, 403, detail="The form's security token is missing or old. Go back, reload the page and send it again."
+        request,
+        403,
+        detail=detail,
+        page="csrf",
+        title="The form was not taken",
+        signed_out=not request.COOKIES.get(settings.SESSION_COOKIE_NAME),
     )
 
 

@@ -18,7 +18,8 @@ from controlplane.alerts.models import Alert, Delivery, Receiver, Silence
 from controlplane.audit.actors import Actor
 from controlplane.audit.models import AuditEntry
 from controlplane.budgets import actions as budget_actions
-from controlplane.budgets.models import Budget
+from controlplane.budgets.increases import add_increase
+from controlplane.budgets.models import Budget, BudgetIncrease
 from controlplane.contracts.actions import create_contract
 from controlplane.contracts.models import Contract
 from controlplane.core.reasons import Reason
@@ -62,6 +63,14 @@ def budget(owner: str) -> int:
     found = Budget.objects.filter(tenant=row).first() or budget_actions.create_budget(
         tenant_id=row.pk, name=f"budget {MARK[owner]}", limit_nanos=5_000_000_000, reason=f"plan {MARK[owner]}",
         actor=ACTOR, now=factories.NOW,
+    )  # fmt: skip
+    return found.pk
+
+
+def increase(owner: str) -> int:
+    found = BudgetIncrease.objects.filter(budget_id=budget(owner)).first() or add_increase(
+        budget_id=budget(owner), amount_nanos=1_000_000_000, ends_at=timezone.now() + timedelta(days=1),
+        reason=f"launch {MARK[owner]}", actor=ACTOR, now=timezone.now(),
     )  # fmt: skip
     return found.pk
 
@@ -294,7 +303,8 @@ def proposal(owner: str) -> int:
     found, _ = Proposal.objects.get_or_create(
         event_key=f"credit_note:{owner}",
         defaults={
-            "kind": "credit_note", "period": "2026-10", "tenant_slug": owner, "amount_nanos": 1, "lines": [],
+            "kind": "credit_note", "period": "2026-10", "tenant_slug": owner, "amount_nanos": 1,
+            "lines": [{"debit": "revenue:chat", "credit": f"billed:{owner}:chat", "nanos": 1}],
             "reason": f"note {MARK[owner]}", "made_at": factories.NOW, "made_by": "ada",
         },
     )  # fmt: skip
@@ -388,6 +398,7 @@ ARGUMENTS: dict[tuple[str, str], Maker] = {
     ("tenants/", "slug"): tenant,
     ("keys/", "public_id"): key,
     ("budgets/", "budget_id"): budget,
+    ("budgets/", "increase_id"): increase,
     ("settings/members/", "member_id"): member,
     ("audit/", "entry_id"): entry,
     ("pools/", "slug"): pool,
