@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from django.core.exceptions import ValidationError
-from django.db import transaction
+from django.db import connection, transaction
 from django.db.models import F, Value
 from django.db.models.functions import Greatest
 
@@ -18,12 +18,12 @@ from controlplane.audit.actions import record
 from controlplane.audit.actors import Actor
 from controlplane.audit.reasons import checked_reason
 from controlplane.budgets.models import Budget, BudgetWindow
+from controlplane.budgets.windows import LIMIT_NANOS_MAX, row_of, windows_at
 from controlplane.core.money import format_nanos
 from controlplane.core.period import load_zone
 from controlplane.tenants.actions import Stale, only
 from controlplane.tenants.models import Tenant
 
-LIMIT_NANOS_MAX = 2**63 - 1
 PERCENT_MAX = 200
 THRESHOLDS_MAX = 10
 EDITABLE = ("name", "limit_nanos", "hard", "thresholds_percent")
@@ -164,6 +164,15 @@ def _follow(budget: Budget, now: datetime) -> None:
     if budget.hard:
         limit = Greatest(Value(budget.limit_nanos), F("settled_nanos") + F("leased_nanos"))
     BudgetWindow.objects.filter(pk__in=ids).update(limit_nanos=limit, hard=budget.hard)
+    follow_increases(budget, now)
+
+
+def follow_increases(budget: Budget, now: datetime) -> None:
+    """The present window, where there is one, takes the limit with the increases of this instant."""
+    if not BudgetWindow.objects.filter(budget=budget, ends_at__gt=now).exists():
+        return
+    with connection.cursor() as cursor:
+        windows_at(cursor, [(row_of(budget), now)], lock=True)
 
 
 def _record(

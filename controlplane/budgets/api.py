@@ -1,5 +1,7 @@
 """REST of budgets. Money is a decimal string; `limit_nanos` says the same as an integer."""
 
+from typing import Any
+
 import django_filters
 from django.db.models import QuerySet
 from django.shortcuts import get_object_or_404
@@ -14,11 +16,16 @@ from rest_framework.response import Response
 
 from controlplane.audit.actors import actor_of
 from controlplane.budgets import actions
-from controlplane.budgets.models import Budget
-from controlplane.budgets.queries import Standing, standings, visible_budgets
+from controlplane.budgets.increase_queries import increases_of, state_of
+from controlplane.budgets.increases import add_increase, end_increase
+from controlplane.budgets.models import Budget, BudgetIncrease, BudgetNotice
+from controlplane.budgets.queries import Standing, notices, standings, visible_budgets
 from controlplane.core.money import format_nanos, parse_nanos
+from controlplane.tenants.access import may
 from controlplane.tenants.queries import visible_tenants
 from controlplane.tenants.rest import ReasonField, ReasonSerializer, VersionedViewSet, writes
+
+INCREASES_MAX = 200
 
 
 @extend_schema_field(OpenApiTypes.DECIMAL)
@@ -37,6 +44,21 @@ class MoneyField(serializers.Field):
             raise serializers.ValidationError(f"{str(error)[0].upper()}{str(error)[1:]}.") from None
 
 
+class OutlookSerializer(serializers.Serializer):
+    """What the window will hold at its end and when its limit is reached, each with an 80 % interval.
+
+    From the `days` before; all null while these are too few. An instant that is null lies behind the window's end.
+    """
+
+    days = serializers.IntegerField()
+    low = MoneyField(source="forecast.low_nanos", allow_null=True, default=None)
+    point = MoneyField(source="forecast.point_nanos", allow_null=True, default=None)
+    high = MoneyField(source="forecast.high_nanos", allow_null=True, default=None)
+    reached_at = serializers.DateTimeField(allow_null=True)
+    earliest_at = serializers.DateTimeField(allow_null=True)
+    latest_at = serializers.DateTimeField(allow_null=True)
+
+
 class StandingSerializer(serializers.Serializer):
     """A budget in its present window."""
 
@@ -46,6 +68,9 @@ class StandingSerializer(serializers.Serializer):
     leased = MoneyField(source="leased_nanos")
     left = MoneyField(source="left_nanos")
     forecast = MoneyField(source="forecast_nanos", allow_null=True)
+    outlook = OutlookSerializer()
+    increase = MoneyField(source="increase_nanos")
+    raised_until = serializers.DateTimeField(allow_null=True)
     limit_in_force = MoneyField(source="limit_in_force_nanos")
     state = serializers.CharField()
 
@@ -86,6 +111,56 @@ class BudgetWriteSerializer(serializers.Serializer):
 
 class BudgetCreateSerializer(BudgetWriteSerializer):
     tenant = serializers.SlugField(max_length=63)
+
+
+class IncreaseSerializer(serializers.ModelSerializer):
+    """More than the limit for a time."""
+
+    amount = MoneyField(source="amount_nanos", read_only=True)
+    state = serializers.SerializerMethodField()
+
+    class Meta:
+        model = BudgetIncrease
+        fields = (
+            "id", "amount", "starts_at", "ends_at", "state", "reason", "made_at", "made_by", "ended_at", "ended_by",
+        )  # fmt: skip
+
+    def get_state(self, row: BudgetIncrease) -> str:
+        return state_of(row, timezone.now())
+
+    def to_representation(self, row: BudgetIncrease) -> dict[str, object]:
+        """Who and why are for those who read the audit log."""
+        body = super().to_representation(row)
+        if not may(self.context["request"].user, "audit.read"):
+            for name in ("reason", "made_by", "ended_by"):
+                body.pop(name)
+        return body
+
+
+class IncreaseWriteSerializer(serializers.Serializer):
+    """Without `starts_at` it begins at once."""
+
+    amount = MoneyField()
+    starts_at = serializers.DateTimeField(required=False)
+    ends_at = serializers.DateTimeField()
+    reason = ReasonField()
+
+
+class IncreaseEndSerializer(serializers.Serializer):
+    increase = serializers.IntegerField(min_value=1)
+    reason = ReasonField()
+
+
+class NoticeSerializer(serializers.ModelSerializer):
+    """A threshold that a window passed, once a crossing."""
+
+    window_starts_at = serializers.DateTimeField(source="window.starts_at")
+    settled = MoneyField(source="settled_nanos")
+    limit = MoneyField(source="limit_nanos")
+
+    class Meta:
+        model = BudgetNotice
+        fields = ("id", "at", "percent", "settled", "limit", "window_starts_at")
 
 
 class BudgetFilter(django_filters.FilterSet):
@@ -161,3 +236,37 @@ class BudgetViewSet(ListModelMixin, VersionedViewSet):
             budget_id=row.pk, version=version, reason=reason, actor=actor_of(request), now=timezone.now()
         )
         return self.answer(row)
+
+    @extend_schema(methods=["get"], responses=IncreaseSerializer(many=True))
+    @extend_schema(methods=["post"], request=IncreaseWriteSerializer, responses={201: IncreaseSerializer})
+    @action(detail=True, methods=["get", "post"], pagination_class=None, filterset_class=None)
+    @writes
+    def increases(self, request: Request, pk: str) -> Response:
+        """Increases of the limit for a time, the newest first; a POST adds one."""
+        row = self.get_object()
+        if request.method == "GET":
+            return Response(self._increases(increases_of(row)[:INCREASES_MAX], many=True))
+        values = self.body(IncreaseWriteSerializer)
+        made = add_increase(
+            budget_id=row.pk, amount_nanos=values.pop("amount"), **values, actor=actor_of(request), now=timezone.now()
+        )
+        return Response(self._increases(made), status=status.HTTP_201_CREATED)
+
+    @extend_schema(request=IncreaseEndSerializer, responses=IncreaseSerializer)
+    @action(detail=True, methods=["post"], url_path="end-increase")
+    @writes
+    def end_increase(self, request: Request, pk: str) -> Response:
+        """Ends an increase before its time; what was leased meanwhile stays counted until it ends."""
+        values = self.body(IncreaseEndSerializer)
+        row = get_object_or_404(increases_of(self.get_object()), pk=values["increase"])
+        done = end_increase(increase_id=row.pk, reason=values["reason"], actor=actor_of(request), now=timezone.now())
+        return Response(self._increases(done))
+
+    def _increases(self, rows: Any, *, many: bool = False) -> Any:
+        return IncreaseSerializer(rows, many=many, context=self.get_serializer_context()).data
+
+    @extend_schema(responses=NoticeSerializer(many=True))
+    @action(detail=True, methods=["get"], pagination_class=None, filterset_class=None)
+    def notices(self, request: Request, pk: str) -> Response:
+        """Thresholds that were passed, the latest first."""
+        return Response(NoticeSerializer(notices([self.get_object()]), many=True).data)

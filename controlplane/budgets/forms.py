@@ -1,5 +1,6 @@
 """The form of a budget: money as people write it, in nanos as the actions take it."""
 
+from datetime import datetime
 from typing import Any
 from zoneinfo import available_timezones
 
@@ -7,6 +8,7 @@ from django import forms
 
 from controlplane.budgets.models import Budget
 from controlplane.core.money import format_nanos, parse_nanos
+from controlplane.core.period import load_zone, wall_clock_instant
 from controlplane.tenants.models import Tenant
 
 
@@ -86,6 +88,52 @@ class BudgetForm(forms.Form):
         data.pop("tenant", None)
         limit_nanos, marks = data.pop("limit"), data.pop("thresholds")
         return {**data, "limit_nanos": limit_nanos, "thresholds_percent": marks}
+
+
+class IncreaseForm(forms.Form):
+    """More than the limit until an instant; instants are read by the clocks of the budget's zone."""
+
+    amount = forms.CharField(
+        label="Increase by", max_length=40, help_text="With a dot and without separators, such as 500.00."
+    )
+    starts_at = forms.DateTimeField(
+        label="From",
+        required=False,
+        widget=forms.DateTimeInput(attrs={"type": "datetime-local"}),
+        help_text="Empty: from now on.",
+    )
+    ends_at = forms.DateTimeField(
+        label="Until",
+        widget=forms.DateTimeInput(attrs={"type": "datetime-local"}),
+        help_text="It ends by itself, and leases that it allowed with it.",
+    )
+    reason = forms.CharField(label="Reason", max_length=400, help_text="Kept in the audit log with your name.")
+
+    def __init__(self, *args: Any, zone: str, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._zone = load_zone(zone)
+
+    def clean_amount(self) -> int:
+        """Nanos."""
+        try:
+            return parse_nanos(self.cleaned_data["amount"])
+        except ValueError as error:
+            raise forms.ValidationError(f"{str(error)[0].upper()}{str(error)[1:]}.") from None
+
+    def clean_starts_at(self) -> datetime | None:
+        return self._instant("starts_at")
+
+    def clean_ends_at(self) -> datetime | None:
+        return self._instant("ends_at")
+
+    def _instant(self, name: str) -> datetime | None:
+        given: datetime | None = self.cleaned_data[name]
+        return None if given is None else wall_clock_instant(self._zone, given.date(), given.time())
+
+    def values(self) -> dict[str, Any]:
+        """What the action takes."""
+        data = dict(self.cleaned_data)
+        return {"amount_nanos": data.pop("amount"), **data}
 
 
 def budget_initial(budget: Budget) -> dict[str, Any]:

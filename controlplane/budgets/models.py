@@ -53,6 +53,7 @@ class BudgetWindow(models.Model):
     settled_nanos = models.BigIntegerField(default=0)
     leased_nanos = models.BigIntegerField(default=0)
     notified_percent = models.PositiveSmallIntegerField(default=0)
+    """The highest threshold that is passed at present."""
 
     class Meta:
         constraints = [
@@ -63,6 +64,38 @@ class BudgetWindow(models.Model):
                 name="hard_budget_never_overspent",
             ),
         ]
+
+
+class BudgetIncrease(models.Model):
+    """More than the limit for a time: in force in [starts_at, ends_at), or until `ended_at` where somebody ended it."""
+
+    id = models.AutoField(primary_key=True)
+    budget = models.ForeignKey(Budget, on_delete=models.PROTECT, related_name="increases")
+    amount_nanos = models.BigIntegerField()
+    starts_at = models.DateTimeField()
+    ends_at = models.DateTimeField()
+    reason = models.TextField()
+    made_at = models.DateTimeField()
+    made_by = models.CharField(max_length=200)
+    ended_at = models.DateTimeField(null=True, blank=True)
+    ended_by = models.CharField(max_length=200, blank=True, default="")
+
+    class Meta:
+        constraints = [
+            models.CheckConstraint(condition=Q(amount_nanos__gt=0), name="budget_increase_over_zero"),
+            models.CheckConstraint(condition=Q(ends_at__gt=F("starts_at")), name="budget_increase_has_a_length"),
+        ]
+
+
+class BudgetNotice(models.Model):
+    """A window's spend passed a threshold. One a crossing: a limit that is raised above it arms the threshold again."""
+
+    id = models.BigAutoField(primary_key=True)
+    window = models.ForeignKey(BudgetWindow, on_delete=models.PROTECT, related_name="notices")
+    percent = models.PositiveSmallIntegerField()
+    at = models.DateTimeField(db_index=True)
+    settled_nanos = models.BigIntegerField()
+    limit_nanos = models.BigIntegerField()
 
 
 class Lease(models.Model):

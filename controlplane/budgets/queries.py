@@ -8,21 +8,22 @@ from django.contrib.auth.models import AnonymousUser, User
 from django.db.models import QuerySet
 from django.http import Http404
 
-from controlplane.budgets.models import Budget, BudgetWindow, Lease
+from controlplane.budgets.forecasts import Outlook, outlook, spend_days
+from controlplane.budgets.increase_queries import in_force
+from controlplane.budgets.models import Budget, BudgetIncrease, BudgetNotice, BudgetWindow, Lease
 from controlplane.core.period import Calendar, load_zone, window_at
+from controlplane.core.spend_forecast import DaySpend
 from controlplane.fleet.models import Agent
 from controlplane.tenants.models import Tenant
 from controlplane.tenants.queries import visible_tenants
 
-# Under this share of a window its spend says nothing about its end.
-FORECAST_FROM = 0.05
-
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """A budget in its present window. `limit_in_force_nanos` is above the budget's while leases are still out.
+    """A budget in its present window.
 
-    `forecast_nanos` is the spend at the window's end at the present rate, None early in the window.
+    `limit_nanos` is the budget's limit with its increases of this instant, which end by `raised_until` one after the
+    other; `limit_in_force_nanos` is above it while leases are still out.
     """
 
     budget: Budget
@@ -30,8 +31,19 @@ class Standing:
     ends_at: datetime
     settled_nanos: int
     leased_nanos: int
+    limit_nanos: int
     limit_in_force_nanos: int
-    forecast_nanos: int | None
+    raised_until: datetime | None
+    outlook: Outlook
+
+    @property
+    def forecast_nanos(self) -> int | None:
+        """The likely spend at the window's end; None while it is unknown."""
+        return self.outlook.forecast.point_nanos if self.outlook.forecast else None
+
+    @property
+    def increase_nanos(self) -> int:
+        return self.limit_nanos - self.budget.limit_nanos
 
     @property
     def left_nanos(self) -> int:
@@ -43,11 +55,11 @@ class Standing:
         used = self.settled_nanos + self.leased_nanos
         if self.budget.archived_at is not None:
             return "archived"
-        if self.settled_nanos >= self.budget.limit_nanos:
+        if self.settled_nanos >= self.limit_nanos:
             return "stopped" if self.budget.hard else "over"
-        if 10 * used >= 8 * self.budget.limit_nanos:
+        if 10 * used >= 8 * self.limit_nanos:
             return "near"
-        if self.forecast_nanos is not None and self.forecast_nanos > self.budget.limit_nanos:
+        if self.forecast_nanos is not None and self.forecast_nanos > self.limit_nanos:
             return "forecast"
         return "ok"
 
@@ -70,7 +82,7 @@ class Standing:
 
     @property
     def limit_is_lowering(self) -> bool:
-        return self.limit_in_force_nanos > self.budget.limit_nanos
+        return self.limit_in_force_nanos > self.limit_nanos
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +109,7 @@ def budget_for(user: User | AnonymousUser, budget_id: int) -> Budget:
 
 
 def standings(budgets: Iterable[Budget], now: datetime) -> list[Standing]:
-    """Each budget in its present window, in the order given; one query for all windows.
+    """Each budget in its present window, in the order given; three queries for all of them.
 
     A window without a row was never drawn on: nothing is settled in it.
     """
@@ -106,7 +118,14 @@ def standings(budgets: Iterable[Budget], now: datetime) -> list[Standing]:
         (window.budget_id, window.starts_at): window
         for window in BudgetWindow.objects.filter(budget__in=rows, starts_at__lte=now, ends_at__gt=now)
     }
-    return [_standing(budget, windows, now) for budget in rows]
+    raised: dict[int, list[BudgetIncrease]] = {}
+    for increase in BudgetIncrease.objects.filter(in_force(now), budget__in=rows):
+        raised.setdefault(increase.budget_id, []).append(increase)
+    days = spend_days((row.tenant_id for row in rows if row.archived_at is None), now)
+    return [
+        _standing(row, windows, raised.get(row.pk, []), [] if row.archived_at else days.get(row.tenant_id, []), now)
+        for row in rows
+    ]
 
 
 def history(budget: Budget, limit: int = 12) -> list[BudgetWindow]:
@@ -152,26 +171,32 @@ def ancestors(tenant: Tenant) -> list[Tenant]:
     return found
 
 
-def _standing(budget: Budget, windows: dict[tuple[int, datetime], BudgetWindow], now: datetime) -> Standing:
+def _standing(
+    budget: Budget,
+    windows: dict[tuple[int, datetime], BudgetWindow],
+    increases: Sequence[BudgetIncrease],
+    days: list[DaySpend],
+    now: datetime,
+) -> Standing:
     span = window_at(load_zone(budget.zone), Calendar(budget.period), now, anchor_day=budget.anchor_day)
     window = windows.get((budget.pk, span.start))
     settled = window.settled_nanos if window else 0
     leased = window.leased_nanos if window else 0
-    limit = max(budget.limit_nanos, settled + leased) if budget.hard else budget.limit_nanos
+    limit = budget.limit_nanos + sum(increase.amount_nanos for increase in increases)
     return Standing(
         budget=budget,
         starts_at=span.start,
         ends_at=span.end,
         settled_nanos=settled,
         leased_nanos=leased,
-        limit_in_force_nanos=limit,
-        forecast_nanos=_forecast(settled, span.start, span.end, now),
+        limit_nanos=limit,
+        limit_in_force_nanos=max(limit, settled + leased) if budget.hard else limit,
+        raised_until=max((increase.ends_at for increase in increases), default=None),
+        outlook=outlook(days, span, budget.zone, now, settled_nanos=settled, limit_nanos=limit),
     )
 
 
-def _forecast(settled_nanos: int, starts_at: datetime, ends_at: datetime, now: datetime) -> int | None:
-    elapsed_us = round((now - starts_at).total_seconds() * 1_000_000)
-    whole_us = round((ends_at - starts_at).total_seconds() * 1_000_000)
-    if whole_us <= 0 or elapsed_us < FORECAST_FROM * whole_us:
-        return None
-    return settled_nanos * whole_us // elapsed_us
+def notices(budgets: Iterable[Budget], limit: int = 50) -> list[BudgetNotice]:
+    """Thresholds that were passed, the latest first."""
+    found = BudgetNotice.objects.filter(window__budget__in=list(budgets)).select_related("window__budget__tenant")
+    return list(found.order_by("-id")[:limit])

@@ -11,7 +11,8 @@ from django.db import connection, transaction
 from controlplane.budgets.lease_settling import close_epochs
 from controlplane.budgets.models import Budget
 from controlplane.budgets.outage import keep_outage_slices
-from controlplane.budgets.windows import BudgetRow, WindowRow, windows_at
+from controlplane.budgets.windows import BudgetRow, WindowRow, row_of, windows_at
+from controlplane.usage.sql import SqlCursor
 
 BATCH = 500
 
@@ -39,26 +40,13 @@ def sweep(now: datetime) -> Swept:
         with transaction.atomic(), connection.cursor() as cursor:
             rows = windows_at(cursor, [(budget, now) for budget in budgets[start : start + BATCH]], lock=True)
             windows += len(rows)
-            thresholds += _note_thresholds(list(rows.values()))
+            thresholds += note_thresholds(cursor, list(rows.values()), now)
     return Swept(windows, _close_sealed(now), thresholds, keep_outage_slices(now))
 
 
 def _budgets() -> list[BudgetRow]:
     rows = Budget.objects.filter(archived_at__isnull=True).select_related("tenant").order_by("pk")
-    return [
-        BudgetRow(
-            row.pk,
-            row.tenant_id,
-            row.tenant.slug,
-            row.name,
-            row.period,
-            row.anchor_day,
-            row.zone,
-            row.limit_nanos,
-            row.hard,
-        )
-        for row in rows
-    ]
+    return [row_of(row) for row in rows]
 
 
 def _close_sealed(now: datetime) -> int:
@@ -76,21 +64,26 @@ def _close_sealed(now: datetime) -> int:
         return len(sealed)
 
 
-def _note_thresholds(rows: Sequence[WindowRow]) -> int:
-    """Remembers the highest threshold each window has passed, once: what pages and alerts notify of."""
+def note_thresholds(cursor: SqlCursor, rows: Sequence[WindowRow], now: datetime) -> int:
+    """Writes a notice for each threshold that locked windows have passed since the last look; returns how many.
+
+    Thresholds are shares of the limit in force, increases included. What lies under its threshold again is armed.
+    """
+    marks = dict(Budget.objects.filter(pk__in=[row.budget.id for row in rows]).values_list("pk", "thresholds_percent"))
     noted = 0
-    limits = dict(Budget.objects.filter(pk__in=[row.budget.id for row in rows]).values_list("pk", "thresholds_percent"))
-    with connection.cursor() as cursor:
-        for row in rows:
-            passed = [
-                percent
-                for percent in limits.get(row.budget.id, [])
-                if row.settled_nanos * 100 >= row.budget.limit_nanos * percent
-            ]
-            if passed:
-                cursor.execute(
-                    "UPDATE budgets_budgetwindow SET notified_percent = %s WHERE id = %s AND notified_percent < %s",
-                    (max(passed), row.id, max(passed)),
-                )
-                noted += cursor.rowcount
+    for row in rows:
+        limit = row.budget.limit_nanos
+        at = row.settled_nanos * 100
+        passed = [mark for mark in marks.get(row.budget.id, []) if at and at >= limit * mark]
+        highest = max(passed, default=0)
+        if highest == row.notified_percent:
+            continue
+        new = [mark for mark in passed if mark > row.notified_percent]
+        cursor.execute(
+            "INSERT INTO budgets_budgetnotice (window_id, percent, at, settled_nanos, limit_nanos)"
+            " SELECT %s, unnest(%s::int[]), %s, %s, %s",
+            (row.id, new, now, row.settled_nanos, limit),
+        )
+        cursor.execute("UPDATE budgets_budgetwindow SET notified_percent = %s WHERE id = %s", (highest, row.id))
+        noted += len(new)
     return noted

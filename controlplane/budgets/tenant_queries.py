@@ -83,7 +83,7 @@ class TenantRow:
         if self.worst == "near":
             return "A budget is over 80 % settled and leased"
         if self.worst == "forecast":
-            return "At the present rate a budget will not last"
+            return "A budget will not last, by the days before"
         if self.expiring_keys:
             plural = "key expires" if self.expiring_keys == 1 else "keys expire"
             return f"{self.expiring_keys} {plural} within {EXPIRES_SOON.days} days"
@@ -133,8 +133,8 @@ def _attention(now: datetime) -> Case:
     windows = BudgetWindow.objects.filter(
         budget__tenant=OuterRef("pk"), budget__archived_at=None, starts_at__lte=now, ends_at__gt=now
     )
-    stopped = windows.filter(settled_nanos__gte=F("budget__limit_nanos"))
-    near = windows.filter(settled_nanos__gte=F("budget__limit_nanos") / 10 * 8 - F("leased_nanos"))
+    stopped = windows.filter(settled_nanos__gte=F("limit_nanos"))
+    near = windows.filter(settled_nanos__gte=F("limit_nanos") / 10 * 8 - F("leased_nanos"))
     expiring = ApiKey.objects.filter(tenant=OuterRef("pk"), **_expiring(now))
     return Case(
         When(state=Tenant.State.ARCHIVED, then=Value(ARCHIVED)),
@@ -152,7 +152,7 @@ def _expiring(now: datetime) -> dict[str, object]:
 
 
 def rows_of(tenants: Sequence[Tenant], now: datetime) -> list[TenantRow]:
-    """What the list shows of tenants, in their order: five queries however many there are."""
+    """What the list shows of tenants, in their order: a fixed number of queries however many there are."""
     ids = [tenant.pk for tenant in tenants]
     money: dict[int, list[Standing]] = defaultdict(list)
     budgets = Budget.objects.filter(tenant__in=ids, archived_at=None).select_related("tenant").order_by("id")

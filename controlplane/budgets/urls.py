@@ -11,5 +11,11 @@ urlpatterns = [
     path("budgets/new/", views.budget_new, name="budget-new"),
     path("budgets/<int:budget_id>/", views.budget, name="budget"),
     path("budgets/<int:budget_id>/edit/", views.budget_edit, name="budget-edit"),
+    path("budgets/<int:budget_id>/increase/", views.budget_increase, name="budget-increase"),
+    path(
+        "budgets/<int:budget_id>/increases/<int:increase_id>/end/",
+        views.budget_increase_end,
+        name="budget-increase-end",
+    ),
     path("budgets/<int:budget_id>/archive/", views.budget_archive, name="budget-archive"),
 ]

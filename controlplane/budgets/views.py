@@ -1,22 +1,26 @@
 """Pages of budgets: where each stands, and the form with its review."""
 
 from collections.abc import Iterable
+from datetime import datetime
 from typing import Any
 
 from django.contrib import messages
 from django.core.exceptions import ValidationError
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
-from django.shortcuts import redirect, render
+from django.shortcuts import get_object_or_404, redirect, render
 from django.urls import reverse
 from django.utils import timezone
 from django.views.decorators.http import require_POST
 
 from controlplane.audit.actors import actor_of
 from controlplane.budgets import actions
-from controlplane.budgets.forms import BudgetForm, budget_initial
+from controlplane.budgets.forecasts import Outlook
+from controlplane.budgets.forms import BudgetForm, IncreaseForm, budget_initial
+from controlplane.budgets.increase_queries import increases_of, state_of
+from controlplane.budgets.increases import add_increase, end_increase
 from controlplane.budgets.models import Budget
-from controlplane.budgets.queries import Standing, budget_for, history, standings, visible_budgets
+from controlplane.budgets.queries import Standing, budget_for, history, notices, standings, visible_budgets
 from controlplane.tenants.access import may, requires
 from controlplane.tenants.actions import Stale
 from controlplane.tenants.models import Tenant
@@ -45,6 +49,7 @@ LABELS = {
     "zone": "Time zone",
     "thresholds": "Notify at (%)",
 }
+INCREASES_SHOWN = 20
 STATES = (("", "In force"), ("archived", "Archived"), ("all", "All"))
 
 
@@ -83,14 +88,56 @@ def budgets(request: HttpRequest) -> HttpResponseBase:
 def budget(request: HttpRequest, budget_id: int) -> HttpResponse:
     """One budget: present window, the windows before, and what to do about it."""
     row, now = budget_for(request.user, budget_id), timezone.now()
+    return _budget_page(request, row, now)
+
+
+def _budget_page(request: HttpRequest, row: Budget, now: datetime, **more: Any) -> HttpResponse:
     context = {
         "budget": row,
         "standing": standings([row], now)[0],
         "windows": history(row),
+        "increases": [(increase, state_of(increase, now)) for increase in increases_of(row)[:INCREASES_SHOWN]],
+        "notices": notices([row]),
         "now": now,
         "may_write": may(request.user, "budget.write"),
+        "may_see_makers": may(request.user, "audit.read"),
+        "form": IncreaseForm(zone=row.zone),
+        **more,
     }
-    return render(request, "budgets/budget.html", context)
+    return render(request, "budgets/budget.html", context, status=400 if more else 200)
+
+
+@requires("budget.write")
+def budget_increase(request: HttpRequest, budget_id: int) -> HttpResponse:
+    """Raises a limit for a time; what was given wrong comes back with the page."""
+    row, now = budget_for(request.user, budget_id), timezone.now()
+    if request.method != "POST":
+        return redirect("budget", budget_id=row.pk)
+    form = IncreaseForm(request.POST, zone=row.zone)
+    if form.is_valid():
+        try:
+            made = add_increase(budget_id=row.pk, **form.values(), actor=actor_of(request), now=now)
+        except ValidationError as error:
+            add_errors(form, error)
+        else:
+            messages.success(request, f"Raised {row.name} by {money_exact(made.amount_nanos)}: it ends by itself.")
+            return redirect("budget", budget_id=row.pk)
+    return _budget_page(request, row, now, form=form)
+
+
+@require_POST
+@requires("budget.write")
+def budget_increase_end(request: HttpRequest, budget_id: int, increase_id: int) -> HttpResponse:
+    """Ends an increase before its time."""
+    row = budget_for(request.user, budget_id)
+    increase = get_object_or_404(increases_of(row), pk=increase_id)
+    try:
+        end_increase(increase_id=increase.pk, reason=reason_of(request), actor=actor_of(request), now=timezone.now())
+    except ValidationError as error:
+        messages.error(request, " ".join(error.messages))
+    else:
+        messages.success(request, f"{row.name} is back at its own limit as soon as what was leased has ended.")
+    return redirect("budget", budget_id=row.pk)
 
 
 @requires("budget.write")
@@ -265,7 +312,8 @@ def _overtaken_page(request: HttpRequest, row: Budget, page: dict[str, Any]) -> 
 def _csv(rows: Iterable[Standing]) -> CsvResponse:
     header = [
         "budget_id", "tenant", "name", "period", "zone", "window_start", "window_end", "settled", "leased", "left",
-        "forecast", "limit", "hard", "status",
+        "forecast", "forecast_low", "forecast_high", "reached_at", "reached_earliest", "reached_latest", "limit",
+        "increase", "hard", "status",
     ]  # fmt: skip
     return CsvResponse(
         "budgets.csv",
@@ -274,9 +322,16 @@ def _csv(rows: Iterable[Standing]) -> CsvResponse:
             [
                 row.budget.pk, row.budget.tenant.slug, row.budget.name, row.budget.period, row.budget.zone,
                 row.starts_at, row.ends_at, decimal_of_nanos(row.settled_nanos), decimal_of_nanos(row.leased_nanos),
-                decimal_of_nanos(row.left_nanos), decimal_of_nanos(row.forecast_nanos),
-                decimal_of_nanos(row.budget.limit_nanos), row.budget.hard, row.word,
+                decimal_of_nanos(row.left_nanos), *_forecast_cells(row.outlook),
+                decimal_of_nanos(row.budget.limit_nanos), decimal_of_nanos(row.increase_nanos), row.budget.hard,
+                row.word,
             ]
             for row in rows
         ),
     )  # fmt: skip
+
+
+def _forecast_cells(outlook: Outlook) -> list[object]:
+    found = outlook.forecast
+    amounts = (found.point_nanos, found.low_nanos, found.high_nanos) if found else (None, None, None)
+    return [*map(decimal_of_nanos, amounts), outlook.reached_at, outlook.earliest_at, outlook.latest_at]

@@ -6,8 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
+from controlplane.budgets.models import Budget
 from controlplane.core.period import Calendar, Window, load_zone, window_at
 from controlplane.usage.sql import SqlCursor
+
+LIMIT_NANOS_MAX = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +30,10 @@ class BudgetRow:
 
 @dataclass(frozen=True, slots=True)
 class WindowRow:
-    """A window as stored, locked or not."""
+    """A window as stored, locked or not.
+
+    Of a locked one the budget's limit is that of the instant, increases included, which falls at `falls_at`.
+    """
 
     id: int
     budget: BudgetRow
@@ -36,6 +42,15 @@ class WindowRow:
     limit_nanos: int
     settled_nanos: int
     leased_nanos: int
+    notified_percent: int
+    falls_at: datetime | None = None
+
+
+def row_of(budget: Budget) -> BudgetRow:
+    return BudgetRow(
+        budget.pk, budget.tenant_id, budget.tenant.slug, budget.name, budget.period, budget.anchor_day, budget.zone,
+        budget.limit_nanos, budget.hard,
+    )  # fmt: skip
 
 
 def window_of(budget: BudgetRow, at: datetime) -> Window:
@@ -77,7 +92,7 @@ FROM unnest(%s::int[], %s::timestamptz[], %s::timestamptz[], %s::bigint[], %s::b
 ON CONFLICT (budget_id, starts_at) DO NOTHING
 """
 _READ_SQL = """
-SELECT w.id, w.budget_id, w.starts_at, w.ends_at, w.limit_nanos, w.settled_nanos, w.leased_nanos
+SELECT w.id, w.budget_id, w.starts_at, w.ends_at, w.limit_nanos, w.settled_nanos, w.leased_nanos, w.notified_percent
 FROM budgets_budgetwindow w
 JOIN unnest(%s::int[], %s::timestamptz[]) AS r (budget_id, starts_at)
   ON w.budget_id = r.budget_id AND w.starts_at = r.starts_at
@@ -90,54 +105,73 @@ def windows_at(
 ) -> dict[tuple[int, datetime], WindowRow]:
     """(budget id, start) -> window, for the windows that hold the instants; missing ones are made.
 
-    With `lock` the rows are locked, in id order. A limit that was changed since takes effect here: at once when it
-    is raised, and as far down as what is settled and leased leaves room when it is lowered.
+    With `lock` the rows are locked, in id order. A limit that was changed since, and increases that began or ended,
+    take effect here: at once upwards, and as far down as what is settled and leased leaves room.
     """
-    spans: dict[tuple[int, datetime], tuple[BudgetRow, datetime]] = {}
+    spans: dict[tuple[int, datetime], _Span] = {}
     for budget, at in wanted:
         window = window_of(budget, at)
-        spans[(budget.id, window.start)] = (budget, window.end)
+        known = spans.get((budget.id, window.start))
+        spans[(budget.id, window.start)] = _Span(budget, window.end, at if known is None else max(at, known.at))
     if not spans:
         return {}
     keys = sorted(spans)
     columns = (
         [key[0] for key in keys],
         [key[1] for key in keys],
-        [spans[key][1] for key in keys],
-        [spans[key][0].limit_nanos for key in keys],
-        [spans[key][0].hard for key in keys],
+        [spans[key].ends_at for key in keys],
+        [spans[key].budget.limit_nanos for key in keys],
+        [spans[key].budget.hard for key in keys],
     )
     rows = _read(cursor, columns[:2], spans, lock=lock)
     if len(rows) < len(keys):
         cursor.execute(_ENSURE_SQL, columns)
         rows = _read(cursor, columns[:2], spans, lock=lock)
     if lock:
-        rows = [_follow_limit(cursor, row) for row in _with_present_limits(cursor, rows)]
+        rows = [_follow_limit(cursor, row) for row in _with_present_limits(cursor, rows, spans)]
     return {(row.budget.id, row.starts_at): row for row in rows}
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """A window that is wanted, and the latest instant in it that it is wanted for."""
+
+    budget: BudgetRow
+    ends_at: datetime
+    at: datetime
 
 
 def _read(
     cursor: SqlCursor,
     columns: tuple[list[int], list[datetime]],
-    spans: dict[tuple[int, datetime], tuple[BudgetRow, datetime]],
+    spans: dict[tuple[int, datetime], _Span],
     *,
     lock: bool,
 ) -> list[WindowRow]:
     cursor.execute(_READ_SQL + (" FOR UPDATE OF w" if lock else ""), columns)
-    return [WindowRow(row[0], spans[(row[1], row[2])][0], *row[2:]) for row in cursor.fetchall()]
+    return [WindowRow(row[0], spans[(row[1], row[2])].budget, *row[2:]) for row in cursor.fetchall()]
 
 
-def _with_present_limits(cursor: SqlCursor, rows: Sequence[WindowRow]) -> list[WindowRow]:
+_PRESENT_SQL = """
+SELECT b.limit_nanos, b.hard, coalesce(sum(i.amount_nanos), 0), min(least(i.ends_at, i.ended_at))
+FROM unnest(%s::int[], %s::timestamptz[]) WITH ORDINALITY AS r (budget_id, at, number)
+JOIN budgets_budget b ON b.id = r.budget_id
+LEFT JOIN budgets_budgetincrease i
+  ON i.budget_id = r.budget_id AND i.starts_at <= r.at AND least(i.ends_at, i.ended_at) > r.at
+GROUP BY r.number, b.id ORDER BY r.number
+"""
+
+
+def _with_present_limits(
+    cursor: SqlCursor, rows: Sequence[WindowRow], spans: dict[tuple[int, datetime], _Span]
+) -> list[WindowRow]:
     """The locked rows with limit and stop as they are now: they may have changed while the lock was waited for."""
-    cursor.execute(
-        "SELECT id, limit_nanos, hard FROM budgets_budget WHERE id = ANY(%s)",
-        (sorted({row.budget.id for row in rows}),),
-    )
-    present = {budget_id: (limit_nanos, hard) for budget_id, limit_nanos, hard in cursor.fetchall()}
+    ats = [spans[(row.budget.id, row.starts_at)].at for row in rows]
+    cursor.execute(_PRESENT_SQL, ([row.budget.id for row in rows], ats))
     found = []
-    for row in rows:
-        limit_nanos, hard = present[row.budget.id]
-        found.append(replace(row, budget=replace(row.budget, limit_nanos=limit_nanos, hard=hard)))
+    for row, (limit_nanos, hard, more, falls_at) in zip(rows, cursor.fetchall(), strict=True):
+        limit = min(limit_nanos + int(more), LIMIT_NANOS_MAX)
+        found.append(replace(row, budget=replace(row.budget, limit_nanos=limit, hard=hard), falls_at=falls_at))
     return found
 
 
@@ -149,9 +183,10 @@ def _follow_limit(cursor: SqlCursor, row: WindowRow) -> WindowRow:
             "UPDATE budgets_budgetwindow SET limit_nanos = %s, hard = %s WHERE id = %s",
             (limit, row.budget.hard, row.id),
         )
-    return WindowRow(row.id, row.budget, row.starts_at, row.ends_at, limit, row.settled_nanos, row.leased_nanos)
+    return replace(row, limit_nanos=limit)
 
 
 def until_end(windows: Iterable[WindowRow], latest: datetime) -> datetime:
-    """The earliest end among windows, at most `latest`."""
-    return min([latest, *(window.ends_at for window in windows)])
+    """The earliest end among windows and increases, at most `latest`: what is leased ends with what allowed it."""
+    falls = (window.falls_at for window in windows if window.falls_at is not None)
+    return min([latest, *(window.ends_at for window in windows), *falls])

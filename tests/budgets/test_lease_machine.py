@@ -1,5 +1,5 @@
-"""Any order of asking, spending, ending, sealing, rolling over, changing limits, and of jobs that reserve, run and end,
-keeps settled + leased <= limit."""
+"""Any order of asking, spending, ending, sealing, rolling over, changing and increasing limits for a time, and of jobs
+that reserve, run and end, keeps settled + leased <= limit: three windows of two levels hold at once."""
 
 from __future__ import annotations
 
@@ -11,19 +11,31 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
+from controlplane.audit.actors import Actor
+from controlplane.budgets.increase_queries import in_force, not_over
+from controlplane.budgets.increases import AT_ONCE_MAX, add_increase, end_increase
 from controlplane.budgets.job_reservations import JobNeed, fund, release, reserve
 from controlplane.budgets.lease_settling import SpendReport, Waiver, close_epochs, settle
 from controlplane.budgets.leases import OPEN_MAX, RENEW_BEFORE, Asking, acquire, open_leases
-from controlplane.budgets.models import Budget, BudgetWindow, Lease, LeaseWindow
+from controlplane.budgets.models import Budget, BudgetIncrease, BudgetNotice, BudgetWindow, Lease, LeaseWindow
 from controlplane.budgets.outage import Holder, keep_slices
+from controlplane.budgets.sweep import sweep
 from controlplane.core.period import to_us
 from controlplane.exchange.database import connection
 from controlplane.wire.report import LeaseSpend
+
+ADA = Actor(id=None, name="ada", role="finance")
 
 
 def in_transaction(function, *arguments):
     with connection() as held, held.transaction(), held.cursor() as cursor:
         return function(cursor, *arguments)
+
+
+def limit_at(budget, now):
+    """Reckoned from limit and increases alone, beside what windows keep for themselves."""
+    raised = BudgetIncrease.objects.filter(budget=budget, starts_at__lte=now)
+    return budget.limit_nanos + sum(row.amount_nanos for row in raised if (row.ended_at or row.ends_at) > now)
 
 
 class LeaseMachine(RuleBasedStateMachine):
@@ -35,15 +47,19 @@ class LeaseMachine(RuleBasedStateMachine):
         super().__init__()
         LeaseWindow.objects.all().delete()
         Lease.objects.all().delete()
+        BudgetNotice.objects.all().delete()
+        BudgetIncrease.objects.all().delete()
         BudgetWindow.objects.all().delete()
         Budget.objects.all().delete()
         self.child = self.budget(limit=1_000)
+        self.month = self.budget(limit=1_800, name="anchored", period="month", anchor_day=25, zone="Asia/Kolkata")
         self.parent = self.budget(limit=1_500, tenant=self.budget.parent, period="week")
         self.now = datetime(2026, 10, 24, 12, tzinfo=UTC)
         self.held: dict[int, dict] = {}
         self.spent = self.waived = 0
         self.jobs: dict[UUID, dict] = {}
         self.submitted = 0
+        self.used: dict[int, int] = {}
 
     @rule(
         agent=st.integers(1, 3),
@@ -53,6 +69,7 @@ class LeaseMachine(RuleBasedStateMachine):
     )
     def ask(self, agent, need, waiting, again):
         asking = Asking(agent, 1, self.budget.child.pk, need, waiting)
+        known = set(self.held)
         with connection() as held, held.transaction(), held.cursor() as cursor:
             granted = acquire(cursor, asking, self.now, unless_held=again)
         assert (granted.lease is None) != (granted.exhausted is None)
@@ -61,6 +78,9 @@ class LeaseMachine(RuleBasedStateMachine):
             # a lease that was raised goes on with what was spent of it
             one = self.held.setdefault(granted.lease.lease_id, {"agent": agent, "spent": 0})
             one["lease"] = granted.lease
+            if granted.lease.lease_id not in known:
+                ends = [row.ended_at or row.ends_at for row in BudgetIncrease.objects.filter(in_force(self.now))]
+                assert granted.lease.expires_us <= min(map(to_us, ends), default=2**62), "it ends with what allowed it"
 
     @rule(agents=st.lists(st.integers(1, 3), min_size=1, unique=True), percent=st.sampled_from([0, 5, 60, 100]))
     def keep_slices_for_outages(self, agents, percent):
@@ -145,12 +165,60 @@ class LeaseMachine(RuleBasedStateMachine):
 
     @rule(minutes=st.sampled_from([1, 11, 600, 1_500]))
     def wait(self, minutes):
+        over = list(BudgetIncrease.objects.filter(not_over(self.now)).order_by("id"))
         self.now += timedelta(minutes=minutes)
+        for row in over:
+            if row.ends_at <= self.now:
+                self.ask_for_more_than_is_left(row.budget)
 
     @rule(limit=st.integers(0, 3_000))
     def change_limit(self, limit):
         self.child.limit_nanos = limit
         self.child.save(update_fields=["limit_nanos"])
+
+    @rule(
+        level=st.sampled_from(["child", "month", "parent"]),
+        amount=st.integers(1, 900),
+        delay=st.sampled_from([0, 0, 5]),
+        minutes=st.sampled_from([1, 8, 700]),
+    )
+    def increase_for_a_time(self, level, amount, delay, minutes):
+        starts = self.now + timedelta(minutes=delay)
+        if BudgetIncrease.objects.filter(not_over(self.now), budget=getattr(self, level)).count() < AT_ONCE_MAX:
+            add_increase(
+                budget_id=getattr(self, level).pk, amount_nanos=amount, starts_at=starts,
+                ends_at=starts + timedelta(minutes=minutes), reason="launch", actor=ADA, now=self.now,
+            )  # fmt: skip
+
+    @precondition(lambda self: BudgetIncrease.objects.filter(not_over(self.now)).exists())
+    @rule(data=st.data())
+    def end_an_increase(self, data):
+        rows = BudgetIncrease.objects.filter(not_over(self.now)).order_by("id").values_list("pk", flat=True)
+        row = end_increase(increase_id=data.draw(st.sampled_from(list(rows))), reason="over", actor=ADA, now=self.now)
+        self.ask_for_more_than_is_left(row.budget)
+
+    def ask_for_more_than_is_left(self, budget):
+        left = max(0, limit_at(budget, self.now) - self.used_now(budget))
+        with connection() as held, held.transaction(), held.cursor() as cursor:
+            granted = acquire(cursor, Asking(1, 1, self.budget.child.pk, left + 1), self.now)
+        assert granted.lease is None, "an increase that is over allows nothing"
+
+    def used_now(self, budget):
+        window = BudgetWindow.objects.filter(budget=budget, starts_at__lte=self.now, ends_at__gt=self.now).first()
+        return window.settled_nanos + window.leased_nanos if window else 0
+
+    @rule()
+    def look_at_the_windows(self):
+        sweep(self.now)
+
+    @invariant()
+    def nothing_grows_beyond_the_limit_of_this_instant(self):
+        for window in BudgetWindow.objects.select_related("budget"):
+            used = window.settled_nanos + window.leased_nanos
+            if used > self.used.get(window.pk, 0):
+                limit = limit_at(window.budget, self.now)
+                assert used <= limit, f"{used} of {limit} in {window.budget.name}"
+            self.used[window.pk] = used
 
     @invariant()
     def nothing_is_overspent(self):
@@ -188,7 +256,7 @@ class LeaseMachine(RuleBasedStateMachine):
 
     @invariant()
     def every_reported_nano_is_settled_once_per_level(self):
-        for row in (self.child, self.parent):
+        for row in (self.child, self.month, self.parent):
             settled = sum(BudgetWindow.objects.filter(budget=row).values_list("settled_nanos", flat=True))
             assert settled == self.spent - self.waived
 

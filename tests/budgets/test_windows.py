@@ -77,7 +77,7 @@ def test_the_sweep_makes_windows_notes_thresholds_once_and_follows_limits(budget
     own = budget(limit=100, hard=False)
     assert sweep(noon).windows == 1
     in_transaction(settle_soft, [(budget.child.pk, to_us(noon), 85)])
-    assert sweep(noon).thresholds == 1
+    assert sweep(noon).thresholds == 2
     assert sweep(noon).thresholds == 0
     assert BudgetWindow.objects.get(budget=own).notified_percent == 80
     own.limit_nanos = 80
