@@ -31,7 +31,7 @@ def report(simulator: Simulator, control: PoolControl | None = None, *, objectiv
     run = replayed(simulator)
     summary = summarise(run, objective_ms=objective_ms)
     for slug, figures in summary["classes"].items():
-        figures |= _ends(simulator, run, slug)
+        figures |= _ends(simulator, run, slug, objective_ms)
     return {
         "service": simulator.service.described(),
         "simulated_s": (simulator.now_us() - simulator.start_us) / US_PER_S,
@@ -73,8 +73,11 @@ def _array(columns: Columns, name: str) -> NDArray[np.int64]:
     return np.frombuffer(column, np.int64) if len(column) else np.zeros(0, np.int64)
 
 
-def _ends(simulator: Simulator, run: Replayed, slug: str) -> dict[str, Any]:
-    """TTFT of those that completed, how the class's requests ended, and refusals by reason."""
+def _ends(simulator: Simulator, run: Replayed, slug: str, objective_ms: float | None) -> dict[str, Any]:
+    """TTFT of those that completed, its share of all offered, what was poorly served, and refusals by reason.
+
+    Poor are requests that were admitted and truncated, downgraded, or ended without an answer.
+    """
     own = run.class_of == run.classes.index(slug)
     columns = simulator.columns
     ttft = (_array(columns, "first_us") - _array(columns, "arrived_us"))[own & run.completed]
@@ -82,8 +85,16 @@ def _ends(simulator: Simulator, run: Replayed, slug: str) -> dict[str, Any]:
     for (_, class_slug, reason), count in simulator.refused.items():
         if class_slug == slug:
             refused[reason.value] += count
+    offered, admitted = int(own.sum()), own & (run.ended >= 0)
+    within = None if objective_ms is None else int((ttft <= objective_ms * 1_000).sum())
+    served = np.frombuffer(columns.served, np.int16) if len(run.arrived) else np.zeros(0, np.int16)
+    queue = simulator.scheduler.class_queue(slug).index
+    cut = run.output < np.asarray(simulator.workload.output, np.int64)
+    poor = int((admitted & (~run.completed | cut | (served != queue))).sum())
     return {
         "ttft_ms": distribution(ttft, 1_000),
+        "ttft_within_objective": None if within is None or not offered else within / offered,
+        "poor_share": poor / int(admitted.sum()) if admitted.any() else 0.0,
         "refused": dict(sorted(refused.items())),
         "gpu_s": float(_array(columns, "gpu_us")[own].sum()) / US_PER_S,
     }

@@ -38,12 +38,20 @@ def test_two_policies_stand_side_by_side(tmp_path):
     assert "job mooncake: 60 of 60 items" in said and "against reserved" in said
 
 
+def test_batching_answers_its_documented_question():
+    answer = json.loads(lab("batching", "--requests", 500, "--rate", 200, "--seed", 42, "--json"))
+    assert answer["cells"][0]["max_batch_size"] == 1 and {"p50_ms", "p95_ms", "p99_ms"} <= answer["cells"][0].keys()
+    assert "<- knee" in lab("batching", "--requests", 100)
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (("replay",), "--trace"),
         (("replay", "--trace", "nowhere.csv"), "nowhere.csv: No such file"),
         (("replay", "--trace", "nowhere.csv", "--slots", "0"), "--slots is 1 or more"),
+        (("batching", "--requests", "0"), "requests are 1"),
+        (("interference", "--trace", "x.csv", "--target", "2"), "--target lies"),
         (("replay", "--trace", "x.csv", "--service", "speed=1"), "speed=1"),
     ],
 )

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from controlplane.lab import replay
+from controlplane.lab import batching, interference, replay
 from controlplane.lab.traces import TraceError
 
 UNUSABLE = 2
@@ -25,6 +25,10 @@ class Kind(NamedTuple):
 KINDS = {
     "replay": Kind("traces and jobs through a policy, or through two side by side",
                    replay.add_arguments, replay.replay, replay.text),
+    "batching": Kind("sizes and waits of batches of one-shot work, on a service-time curve",
+                     batching.add_arguments, batching.sweep, batching.text),
+    "interference": Kind("interactive alone, batch alone, both; and whether to buy",
+                         interference.add_arguments, interference.interference, interference.text),
 }  # fmt: skip
 
 
