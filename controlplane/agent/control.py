@@ -390,7 +390,7 @@ class Control:
             self.keys.asked()
         if not self._stopping:
             engine.items.interval_us = answer.interval_ms * 1000
-            engine.items.take(answer.item_jobs, answer.items, answer.items_cancelled, sent_boot_us=sent_boot_us)
+            engine.items.answered(answer, sent_boot_us=sent_boot_us)
         self.pull(answer.revision, answer.digest)
         engine.pump(now_us)
 

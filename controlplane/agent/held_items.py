@@ -80,6 +80,12 @@ class HeldItem:
         return boot_us < self.expires_us - self.margin_us
 
 
+def due_of(item: HeldItem) -> int:
+    """The deadline that orders an item among others; best effort comes last."""
+    due_us = item.job.job.deadline_us
+    return BEST_EFFORT_US if due_us is None else due_us
+
+
 class Lane:
     """What waits of one tenant and key: the earliest deadline first, in the order of leases where it is equal."""
 
@@ -95,8 +101,7 @@ class Lane:
         self._heap: list[tuple[int, int, HeldItem]] = []
 
     def push(self, item: HeldItem) -> None:
-        due_us = item.job.job.deadline_us
-        heappush(self._heap, (BEST_EFFORT_US if due_us is None else due_us, item.fence, item))
+        heappush(self._heap, (due_of(item), item.fence, item))
         self.waiting += 1
 
     def first(self) -> HeldItem | None:

@@ -18,7 +18,7 @@ from controlplane.agent.api_body import BadBody
 from controlplane.agent.backends.base import Failure
 from controlplane.agent.call import Call
 from controlplane.agent.clock import boot_us
-from controlplane.agent.held_items import HeldItem, HeldItems, ItemPhase, Lane
+from controlplane.agent.held_items import HeldItem, HeldItems, ItemPhase, Lane, due_of
 from controlplane.agent.item_calls import (
     REASON_CHARS,
     STOPPED,
@@ -43,7 +43,7 @@ from controlplane.core.batch_items import UNPAID
 from controlplane.core.estimate import raw_gpu_us
 from controlplane.core.reasons import Outcome, Reason, answer_for
 from controlplane.core.slots import ClassKind
-from controlplane.wire.report import Item, ItemDone, ItemJob, ItemRoom, ItemsCancelled
+from controlplane.wire.report import Answer, Item, ItemDone, ItemJob, ItemRoom, ItemsCancelled
 
 if TYPE_CHECKING:
     from controlplane.agent.engine import Engine
@@ -94,6 +94,12 @@ class ItemRunner:
 
     # -- what the control plane says -----------------------------------------------------------------------------------
 
+    def answered(self, answer: Answer, *, sent_boot_us: int) -> None:
+        """The answer to the report that was sent at that instant of the boot clock."""
+        self.take(answer.item_jobs, answer.items, answer.items_cancelled, sent_boot_us=sent_boot_us)
+        if answer.items_give_back:
+            self.give_back(answer.items_give_back)
+
     def take(
         self,
         jobs: Iterable[ItemJob],
@@ -137,6 +143,13 @@ class ItemRunner:
         # What waited is gone by now: the end of one makes no room for another.
         for call in begun:
             self._engine.close(call, Outcome.CANCELLED_BY_CLIENT)
+
+    def give_back(self, count: int) -> None:
+        """So many of those that have not begun, the last first: other agents have nothing left to run."""
+        waiting = self.held.of_phase(ItemPhase.WAITING)
+        waiting.sort(key=lambda item: (due_of(item), item.fence), reverse=True)
+        for item in waiting[:count]:
+            self._hand_back(item, "Another agent has room for it now.")
 
     def new_epoch(self) -> None:
         """Leases of the epoch before end with it: what has not begun is handed back, what runs goes on."""

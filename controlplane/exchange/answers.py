@@ -130,6 +130,7 @@ def compose(incoming: Incoming, result: Result, outlook: Outlook, now: datetime)
         item_jobs=leased.jobs,
         items=leased.items,
         items_cancelled=leased.cancelled,
+        items_give_back=leased.give_back,
     )
 
 

@@ -16,6 +16,7 @@ import msgspec
 from psycopg import Connection, Cursor, sql
 
 from controlplane.core.estimate import WorkRates, raw_gpu_us
+from controlplane.core.item_balance import Holding, excess
 from controlplane.core.period import to_us
 from controlplane.jobs.item_partitions import items_table
 from controlplane.jobs.job_money import Priced, affordable
@@ -104,6 +105,7 @@ class Leased:
     items: list[Item] = field(default_factory=list)
     jobs: list[ItemJob] = field(default_factory=list)
     cancelled: list[ItemsCancelled] = field(default_factory=list)
+    give_back: int = 0
 
 
 _HOLDERS_SQL = """
@@ -205,7 +207,27 @@ def _serve(
     leased = _list(cursor, agent_id, epoch, through, now) if pending + claimed else Leased()
     if held:
         leased.cancelled = _cancelled(cursor, agent_id, epoch)
+        if not claimed and not pending:
+            leased.give_back = _excess(cursor, pool_id, class_id, agent_id, Holding(held, held + room), now)
     return leased
+
+
+_OTHERS_SQL = """
+SELECT held, held + room FROM jobs_itemholder
+WHERE pool_id = %s AND class_id = %s AND seen_at > %s AND agent_id <> %s AND held + room > 0
+"""
+
+
+def _excess(cursor: Cursor[Any], pool_id: int, class_id: int, agent_id: int, own: Holding, now: datetime) -> int:
+    """What the agent should give back for others that have nothing left; nothing while there is something to lease."""
+    since = now - timedelta(seconds=SILENT_S)
+    rows = cursor.execute(_OTHERS_SQL, (pool_id, class_id, since, agent_id)).fetchall()
+    others = [Holding(*row) for row in rows]
+    more = excess(own, others) if others else 0
+    if not more:
+        return 0
+    unfinished = sum(job.unfinished for job in _leasable(cursor, pool_id, class_id, now))
+    return 0 if unfinished > own.held + sum(other.held for other in others) else more
 
 
 def _holding(cursor: Cursor[Any], agent_id: int, epoch: int, through: int) -> tuple[int, int]:

@@ -457,3 +457,4 @@ class Answer(Struct, frozen=True):
     item_jobs: list[ItemJob] = []
     items: list[Item] = []
     items_cancelled: list[ItemsCancelled] = []
+    items_give_back: int = 0

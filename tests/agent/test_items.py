@@ -253,6 +253,20 @@ async def test_items_that_a_used_up_budget_does_not_pay_for_make_room_for_others
     agent.assert_nothing_held()
 
 
+async def test_what_another_agent_could_run_is_given_back_the_last_first(make_agent):
+    agent = await make_agent(worlds.document(pool={"slots": [worlds.slot(2, "batch", places=1)]}), speed=5.0)
+    now_us = agent.engine.clock.now_us()
+    jobs = [job(number, deadline_us=now_us + number * 60_000_000) for number in (1, 2)]
+    lease(agent, [item(fence, fence % 2 + 1) for fence in range(1, 21)], jobs=jobs)
+    agent.engine.items.give_back(5)
+    told = [(row.job_id, row.line, row.outcome) for row in report(agent).items_done if row.outcome == HANDED_BACK]
+    assert told == [(2, line, HANDED_BACK) for line in (19, 17, 15, 13, 11)]
+    agent.engine.items.give_back(100)
+    assert not agent.engine.items.held.waiting and agent.engine.calls, "what was begun goes on"
+    await agent.until(lambda: not agent.engine.calls)
+    agent.assert_nothing_held()
+
+
 async def test_the_earliest_deadline_goes_first_and_best_effort_last(make_agent):
     agent = await make_agent(worlds.document(pool={"slots": [worlds.slot(2, "batch", places=1)]}), speed=20.0)
     now_us = agent.engine.clock.now_us()

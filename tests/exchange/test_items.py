@@ -221,6 +221,24 @@ async def test_a_request_of_a_clients_own_that_names_a_job_with_items_is_paid_fo
     assert (await now_of(job)).items_completed == 0
 
 
+async def test_work_that_no_key_submitted_is_charged_to_its_tenant_and_in_no_sum_missing(worker, bulk):
+    """Usage without an owner below the tenant is not dropped: it is under the tenant, with a dash for its key."""
+    job = await job_of(bulk, 2)
+    assert job.key_id is None
+    await worker.ask(2)
+    await worker.ask(0, **worker.finish(key_id=0))
+    records = await sync_to_async(charges)()
+    assert len(records) == 2 and all(nanos > 0 and not free for nanos, free in records)
+    assert (await now_of(job)).charge_nanos == sum(nanos for nanos, _ in records)
+
+    def of_tenant():
+        lines = ("charge_prompt_nanos", "charge_cached_nanos", "charge_output_nanos", "charge_gpu_nanos")
+        rows = RollupDelta.objects.filter(tenant_id=bulk.tenant.pk).values_list(*lines)
+        return sum(sum(row) for row in rows)
+
+    assert await sync_to_async(of_tenant)() == sum(nanos for nanos, _ in records)
+
+
 async def test_three_failures_park_an_item_with_its_reason_and_charge_nothing(worker, bulk):
     job = await job_of(bulk, 1)
     for attempt in (1, 2, 3):
@@ -297,6 +315,23 @@ async def test_too_little_work_is_shared_in_proportion_to_room(worker, second, b
     first = await worker.ask(30)
     other = await second.ask(10)
     assert (len(first.items), len(other.items)) == (15, 5)
+
+
+async def test_who_holds_all_that_is_left_gives_back_what_another_could_run(worker, second, bulk):
+    job = await job_of(bulk, 20)
+    await worker.ask(20)
+    assert (await second.ask(20)).items == []
+    answer = await worker.ask(0)
+    assert (answer.items_give_back, answer.items) == (10, [])
+    back = list(worker.held.values())[-answer.items_give_back :]
+    assert (await worker.ask(0, **worker.finish(back, outcome=Outcome.CANCELLED_BY_DRAIN.code))).items_give_back == 0
+    await second.ask(20)
+    assert (len(worker.held), len(second.held)) == (10, 10)
+    assert (await worker.ask(0)).items_give_back == (await second.ask(10)).items_give_back == 0
+    for one in (worker, second):
+        await one.ask(20, **one.finish())
+    row = await now_of(job)
+    assert (row.state, row.items_completed, row.items_failed) == ("completed", 20, 0)
 
 
 async def test_a_restarted_agent_gets_its_items_back_when_its_old_reports_are_sealed(worker, bulk):

@@ -87,6 +87,7 @@ ANSWER = report.Answer(
     item_jobs=[report.ItemJob(1, UUID, 2, 3, 4, "llama-70b", "/v1/chat/completions", 5, 6)],
     items=[report.Item(1, 2, 3, 4, 5, 6, Raw(b'{"model":"llama-70b"}'))],
     items_cancelled=[report.ItemsCancelled(1, [2, 3])],
+    items_give_back=4,
 )
 
 DOCUMENT = policy.PolicyDocument(
