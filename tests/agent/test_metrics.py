@@ -210,3 +210,23 @@ async def test_a_class_that_a_revision_takes_away_leaves_the_series_of_others_al
     plain = samples(parser.text_string_to_metric_families(text))
     assert plain["gen_ai_server_request_duration_seconds_count", (("class", "class-1"),)] == 3
     assert ("gen_ai_server_request_duration_seconds_count", (("class", "voice"),)) not in plain
+
+
+async def test_no_gauge_is_overwritten_by_what_was_looked_at_last(make_agent):
+    """Two classes and two slots in different states: each has a sample of its own, and none stands twice."""
+    agent = await make_agent(worlds.document(pool={"slots": [worlds.slot(1), worlds.slot(2)]}), speed=0.5)
+    client = await WireClient.connect(agent.port)
+    assert (await client.ask(post(chat_body()))).status == 200
+    client.send(post(chat_body(max_tokens=200, ignore_eos=True)))
+    await agent.until(lambda: any(call.slot for call in agent.engine.calls.values()))
+    text, _ = await scrape(agent)
+    lines = [line.rsplit(" ", 1)[0] for line in text.splitlines() if line and not line.startswith("#")]
+    assert len(lines) == len(set(lines)), "of a sample that stands twice the last one would win"
+    found = samples(parser.text_string_to_metric_families(text))
+
+    def of(metric: str, label: str) -> dict[str, float]:
+        return {dict(labels)[label]: value for (name, labels), value in found.items() if name == metric}
+
+    running, busy = of("flexband_num_requests_running", "class"), of("flexband_slot_busy_seconds_total", "slot")
+    assert (running["chat"], sum(running.values())) == (1, 1)
+    assert set(busy) == set(agent.engine.slots) and sorted(map(bool, busy.values())) == [False, True]

@@ -15,9 +15,10 @@ from django.conf import settings as django_settings
 from django.utils import timezone
 
 from controlplane.jobs import assembly, batch_import, batch_sweep, tasks
-from controlplane.jobs.models import Batch, ItemHolder, StoredFile
+from controlplane.jobs.models import Batch, ItemHolder, Job, StoredFile
 from controlplane.tenants import key_actions
 from controlplane.tenants.models import ApiKey, Tenant
+from controlplane.usage.models import RollupDelta, UsageRecord
 from tests import factories
 from tests.jobs.batches import ADA, empty_items, jsonl, line
 from tests.jobs.settling import run_all
@@ -332,3 +333,25 @@ def test_an_upload_that_breaks_off_is_never_seen(server, secret, client):
     assert not list(client.files.list())
     later = timezone.now() + batch_sweep.UPLOAD_MOST
     assert batch_sweep.erase_files(later) == StoredFile.objects.count()
+
+
+def test_reading_a_stored_result_again_is_no_usage(client, world):
+    """What was computed once is paid once: reads have neither records nor charges, however many there are."""
+    uploaded = upload(client, jsonl([line(n) for n in range(1, 4)]))
+    batch = client.batches.create(input_file_id=uploaded.id, endpoint="/v1/chat/completions", completion_window="24h")
+    imported(batch.id)
+    run_all(world)
+    tasks.sweep()
+    row = Batch.objects.get()
+    assembly.begin(row.pk, timezone.now())
+    assembly.assemble(row.pk, timezone.now())
+    batch = client.batches.retrieve(batch.id)
+
+    def paid():
+        return UsageRecord.objects.count(), RollupDelta.objects.count(), Job.objects.get(batch=row).charge_nanos
+
+    before, first = paid(), client.files.content(batch.output_file_id).read()
+    for _ in range(10):
+        assert client.files.content(batch.output_file_id).read() == first
+        assert client.batches.retrieve(batch.id).output_file_id == batch.output_file_id
+    assert paid() == before

@@ -10,6 +10,7 @@ from decimal import Decimal
 import duckdb
 import openpyxl
 import pytest
+from django.db.models import ProtectedError
 
 from controlplane.audit.actors import Actor
 from controlplane.core.period import load_zone, month_window
@@ -22,6 +23,7 @@ from controlplane.ledger.exports import ask_export, export_file, is_long, run_ex
 from controlplane.ledger.focus_export import FocusFacts
 from controlplane.ledger.models import ExportJob
 from controlplane.ledger.periods import close_period, settle_closed
+from controlplane.tenants.key_actions import create_key, revoke_key
 from controlplane.tenants.models import Tenant
 from tests.ledger.fleet_rows import HOUR, ONE_HOUR, worked_example
 from tests.ledger.focus_validator import problems
@@ -47,6 +49,19 @@ def fleet(db):
 
 def rows_of(content):
     return list(csv.DictReader(io.StringIO(content.decode(), newline="")))
+
+
+def test_a_month_reads_the_same_after_its_tenant_is_archived_and_its_keys_are_revoked(fleet):
+    """Nothing that spent is deleted: names and history stay in the files of the months in which it did."""
+    tenant = Tenant.objects.get(slug="a")
+    issued = create_key(tenant_id=tenant.pk, name="app", classes=["chat"], default_class="chat", actor=FIN, now=NOW)
+    before = {kind: export_file(MONTH, kind).content for kind in ("csv", "focus")}
+    assert any(row["tenant"] == "a" and row["tenant_name"] == "'" + NASTY[0] for row in rows_of(before["csv"]))
+    revoke_key(key_id=issued.key.pk, actor=FIN, now=NOW, reason="left")
+    Tenant.objects.filter(pk=tenant.pk).update(state="archived")
+    assert {kind: export_file(MONTH, kind).content for kind in before} == before
+    with pytest.raises(ProtectedError):
+        tenant.delete()
 
 
 def test_csv_adds_up_to_the_nano_and_runs_nothing(fleet):

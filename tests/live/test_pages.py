@@ -216,6 +216,15 @@ def test_one_silent_agent_of_two_is_named_in_the_sum(scene, moment):
     assert (kinds["i1"], kinds["i2"]) == ("interactive", "unobserved")
 
 
+def test_a_silent_pool_stays_silent_beside_one_that_is_heard(scene, oncall, moment):
+    """Whichever is looked at last: the state of one pool is no other pool's."""
+    silent = {slug: pool_state(slug, moment)["facts"]["silent"] for slug in ("chat-70b", "embed-m")}
+    turned = {slug: pool_state(slug, moment)["facts"]["silent"] for slug in ("embed-m", "chat-70b")}
+    assert silent == turned == {"chat-70b": 0, "embed-m": 1}
+    page = body(oncall, "home")
+    assert "emb-2" in page and "No report: what it applies now is not known." in page
+
+
 def test_no_traffic_is_few_data_not_met(scene, moment):
     ObjectiveMinute.objects.all().delete()
     state = pool_state("chat-70b", moment)

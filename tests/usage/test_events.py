@@ -96,3 +96,11 @@ def test_only_who_may_write_usage_sends_it(client, people):
         assert people[role].post(ADDRESS, [event(role)], content_type="application/json").status_code == status
     assert client.post(ADDRESS, [event("nobody")], content_type="application/json").status_code in (401, 403)
     assert ImportedUsage.objects.count() == 1
+
+
+def test_a_call_that_two_layers_of_a_gateway_told_counts_once(send):
+    """A bridge logs the call under its own type and the call behind it under another: one id, one use, one linked."""
+    told = send([event(type="llm.responses"), event(type="llm.chat"), event(type="llm.chat")]).json()
+    assert [row["result"] for row in told["results"]] == ["stored", "duplicate", "duplicate"]
+    assert (told["stored"], ImportedUsage.objects.count()) == (1, 1)
+    assert ImportedUsage.objects.get().external_id == "e-1"
