@@ -219,6 +219,8 @@ JOB_ROW_DAYS = env.int("FLEXBAND_JOB_ROW_DAYS", default=7)
 AGENT_BROKER_URL = env.str("FLEXBAND_AGENT_BROKER_URL", default="")
 # How much of a hard budget's limit all agents together hold in advance for tenants whose outage posture is open.
 OUTAGE_SLICE_PERCENT = env.int("FLEXBAND_OUTAGE_SLICE_PERCENT", default=5)
+# Days for which the live pages can be looked at as they were, minute by minute; the last 48 h second by second.
+HISTORY_DAYS = env.int("FLEXBAND_HISTORY_DAYS", default=92)
 # Whether an enrolled agent waits for an admin's approval before it may say hello.
 AGENT_APPROVAL = env.bool("FLEXBAND_AGENT_APPROVAL", default=False)
 

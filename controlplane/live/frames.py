@@ -20,9 +20,11 @@ import orjson
 import redis
 from django.conf import settings
 from django.db import connection
+from django.utils import timezone
 
 from controlplane.alerts.queries import marks
 from controlplane.live import alerting, readings, topics
+from controlplane.live.recording import Recorder
 
 log = logging.getLogger(__name__)
 
@@ -55,8 +57,9 @@ class _Told:
 class Publisher:
     """Turns states into frames. Redis may go away at any time: frames are lost then, never the caller."""
 
-    def __init__(self, client: redis.Redis, *, epoch: int | None = None) -> None:
+    def __init__(self, client: redis.Redis, *, epoch: int | None = None, recorder: Recorder | None = None) -> None:
         self._redis = client
+        self._recorder = recorder
         self.epoch = int(time.time() * 1_000) if epoch is None else epoch
         self._told: dict[str, _Told] = {}
         self._down_until_s = 0.0
@@ -64,7 +67,7 @@ class Publisher:
     def publish(self, states: Iterable[tuple[str, State]], now: datetime, *, clock_s: float | None = None) -> int:
         """Publishes what changed; returns the number of frames. A topic gets at most four a second."""
         clock_s = time.monotonic() if clock_s is None else clock_s
-        if clock_s < self._down_until_s:
+        if clock_s < self._down_until_s and self._recorder is None:
             return 0
         pipe = self._redis.pipeline(transaction=False)
         told: dict[str, _Told] = {}
@@ -73,8 +76,13 @@ class Publisher:
             if frame is None:
                 continue
             told[topic], snapshot, delta = frame
+            if self._recorder is not None:
+                self._recorder.note(topic, snapshot, delta, now)
             pipe.set(LAST_PREFIX + topic, snapshot, ex=LAST_TTL_S)
             pipe.publish(CHANNEL_PREFIX + topic, delta)
+        if clock_s < self._down_until_s:
+            self._told |= told
+            return 0
         try:
             pipe.execute()
         except redis.RedisError as error:
@@ -108,8 +116,9 @@ class Publisher:
 class Ticker:
     """Reads and publishes tick by tick; what changes by the minute is read every few ticks only."""
 
-    def __init__(self, publisher: Publisher) -> None:
+    def __init__(self, publisher: Publisher, recorder: Recorder | None = None) -> None:
         self.publisher = publisher
+        self._recorder = recorder
         self._slow: readings.SlowParts | None = None
         self._slow_at_s = 0.0
 
@@ -123,7 +132,15 @@ class Ticker:
         if looks:
             alerting.look(reading)
             reading.marks = marks(now)
-        return self.publisher.publish(topics.all_topics(reading), now)
+        frames = self.publisher.publish(topics.all_topics(reading), now)
+        if self._recorder is not None:
+            self._recorder.flush(now)
+        return frames
+
+    def finish(self, now: datetime) -> None:
+        """Writes what is recorded and not written yet."""
+        if self._recorder is not None:
+            self._recorder.flush(now, everything=True)
 
 
 @cache
@@ -143,6 +160,7 @@ class Teller(threading.Thread):
         self._ticker = ticker
         self._asked = threading.Condition()
         self._now: datetime | None = None
+        self._ends = False
 
     def ask(self, now: datetime) -> None:
         """Wants a tick at `now`; returns at once."""
@@ -153,20 +171,34 @@ class Teller(threading.Thread):
     def run(self) -> None:
         while True:
             with self._asked:
-                while self._now is None:
+                while self._now is None and not self._ends:
                     self._asked.wait()
                 now, self._now = self._now, None
             try:
-                self._ticker.tick(now)
+                if now is not None:
+                    self._ticker.tick(now)
+                if self._ends:
+                    self._ticker.finish(timezone.now())
+                    return
             except Exception:
                 log.exception("a tick of frames failed; the next one tries again")
+                if self._ends:
+                    return
             finally:
                 connection.close()
+
+    def finish(self, within_s: float) -> None:
+        """Ends the thread after its present tick, with everything written."""
+        with self._asked:
+            self._ends = True
+            self._asked.notify()
+        self.join(within_s)
 
 
 @cache
 def _teller() -> Teller:
-    teller = Teller(Ticker(Publisher(connect())))
+    recorder = Recorder()
+    teller = Teller(Ticker(Publisher(connect(), recorder=recorder), recorder))
     teller.start()
     return teller
 
@@ -174,3 +206,9 @@ def _teller() -> Teller:
 def publish_all(now: datetime) -> None:
     """Asks for one tick of all topics from the database to Redis; returns at once and never raises."""
     _teller().ask(now)
+
+
+def finish_telling(within_s: float = 5.0) -> None:
+    """At the end of the process: writes what was recorded. Nothing when nothing was ever told."""
+    if _teller.cache_info().currsize:
+        _teller().finish(within_s)

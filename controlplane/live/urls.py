@@ -2,7 +2,7 @@
 
 from django.urls import path
 
-from controlplane.live import request_views, views
+from controlplane.live import history, request_views, views
 from controlplane.live.consumers import LiveConsumer
 
 urlpatterns = [
@@ -10,6 +10,7 @@ urlpatterns = [
     path("pools/<slug:slug>/", views.pool, name="pool"),
     path("pools/<slug:slug>/queue.csv", views.queue_csv, name="pool-queue-csv"),
     path("pools/<slug:slug>/stages.csv", views.stages_csv, name="pool-stages-csv"),
+    path("live/frames/", history.frames, name="live-frames"),
     path("requests/", request_views.requests, name="requests"),
     path("requests/<uuid:request_id>/", request_views.request, name="request"),
 ]

@@ -9,7 +9,7 @@ from django.shortcuts import render
 from django.utils import timezone
 
 from controlplane.fleet.models import Pool
-from controlplane.live import readings, topics
+from controlplane.live import history, readings, topics
 from controlplane.live.attention import link
 from controlplane.live.stages import PERCENTILES
 from controlplane.tenants.access import may, member_of, requires
@@ -24,14 +24,18 @@ def home(request: HttpRequest) -> HttpResponse:
     """On-call's first page; a tenant's member sees the own tenant's contracts and queues instead."""
     member = member_of(request.user)
     now = timezone.now()
-    reading = readings.read(now)
     if member is not None and member.role == Role.TENANT and member.tenant is not None:
-        state = topics.tenant_state(reading, member.tenant)
+        state = topics.tenant_state(readings.read(now), member.tenant)
         return render(request, "live/tenant.html", _context(state, now, tenant=member.tenant))
-    state = topics.fleet(reading)
+    past = history.past(request, "fleet")
+    if past is not None and past.state is None:
+        return history.no_past(request, past)
+    state = topics.fleet(readings.read(now)) if past is None or past.state is None else past.state
+    now = now if past is None else past.at
     context = _context(
         state,
         now,
+        past=past,
         hot=state["state"] == "bad",
         contracts_url=link("contracts"),
         contract_new_url=link("contract-new") if may(request.user, "contract.write") else "",
@@ -56,18 +60,23 @@ def _pool_or_404(slug: str) -> Pool:
 def pool(request: HttpRequest, slug: str) -> HttpResponse:
     """One pool: its queues, where time goes, its band slot by slot and why, its contracts, and what to do about it."""
     row, now = _pool_or_404(slug), timezone.now()
-    state = topics.pool_state(readings.read(now), row)
+    past = history.past(request, f"pool:{slug}")
+    if past is not None and past.state is None:
+        return history.no_past(request, past)
+    state = topics.pool_state(readings.read(now), row) if past is None or past.state is None else past.state
+    now = now if past is None else past.at
     figures = {f"stack_{name}": state[f"stack_{name}"] for name, _ in PERCENTILES}
     context = _context(
         state,
         now,
+        past=past,
         pool=row,
         hot=state["state"] == "bad",
         nav_section="pools",
         percentiles=[name for name, _ in PERCENTILES],
         stage_figures=figures,
         axis_minutes=LEGEND_MINUTES,
-        may_act=may(request.user, "flex.act"),
+        may_act=past is None and may(request.user, "flex.act"),
         freeze_url=link("flex-freeze", slug),
         unfreeze_url=link("flex-unfreeze", slug),
         flex_url=link("flex-pool", slug),

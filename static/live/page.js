@@ -3,6 +3,7 @@ import { LiveSocket, serverNow } from "/static/flexband/js/socket.js";
 import { touch } from "/static/flexband/js/ages.js";
 import { pageState, say } from "/static/flexband/js/announce.js";
 import { bind, learnShapes, pick } from "/static/live/bind.js";
+import { Past } from "/static/live/past.js";
 
 const HOUR_MS = 3_600_000;
 
@@ -28,7 +29,8 @@ export function livePage(topic, after = () => {}) {
   learnShapes();
   const main = document.querySelector("main");
   let before = null;
-  const live = new LiveSocket("/ws/live/");
+  const bar = document.querySelector("[data-past]");
+  const live = bar ? new Past(bar) : new LiveSocket("/ws/live/");
   live.on(topic, (state) => {
     bind(main, state);
     for (const element of main.querySelectorAll("[data-stale-after]")) touch(element, pick(state, element.dataset.topic || "at") ?? "");

@@ -7,10 +7,16 @@ const FUTURE_TOLERANCE_S = 2;
 const DASH = "—";
 let offsetMs = 0; // server clock minus this clock
 let exact = false;
+let frozenMs = null; // a page that shows the past has a clock that stands still
 
 /** The server's clock as far as this page knows it, in milliseconds. */
 export function serverNow() {
-  return Date.now() + offsetMs;
+  return frozenMs ?? Date.now() + offsetMs;
+}
+
+/** From now on it is this instant, in milliseconds. */
+export function freeze(atMs) {
+  frozenMs = atMs;
 }
 
 /** Learn the server's clock from an instant it just sent. The largest offset seen travelled fastest. */

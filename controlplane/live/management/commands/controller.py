@@ -17,7 +17,7 @@ from django.db import DatabaseError, InterfaceError, OperationalError, connectio
 
 from controlplane.flex.controller import Controller, Tick
 from controlplane.live.burn_freeze import BurnWatch
-from controlplane.live.frames import publish_all
+from controlplane.live.frames import finish_telling, publish_all
 from controlplane.policy import live_list
 from controlplane.policy.signing import ensure_keys
 from controlplane.policy.tasks import sign_live
@@ -82,6 +82,7 @@ class Loop:
             due = max(due + PERIOD_S, time.monotonic())
             stop.wait(max(0.0, due - time.monotonic()))
         self._guarded("resigning", self._controller.resign)
+        self._guarded("recording", finish_telling)
         self._say("stopped", {"shard": self._controller.shard.name})
         connection.close()
 
