@@ -164,13 +164,12 @@ def _follow(budget: Budget, now: datetime) -> None:
     if budget.hard:
         limit = Greatest(Value(budget.limit_nanos), F("settled_nanos") + F("leased_nanos"))
     BudgetWindow.objects.filter(pk__in=ids).update(limit_nanos=limit, hard=budget.hard)
-    follow_increases(budget, now)
+    if ids:
+        follow_increases(budget, now)
 
 
 def follow_increases(budget: Budget, now: datetime) -> None:
-    """The present window, where there is one, takes the limit with the increases of this instant."""
-    if not BudgetWindow.objects.filter(budget=budget, ends_at__gt=now).exists():
-        return
+    """The present window takes the limit with the increases of this instant, as the next lease would see it."""
     with connection.cursor() as cursor:
         windows_at(cursor, [(row_of(budget), now)], lock=True)
 
