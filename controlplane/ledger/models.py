@@ -412,6 +412,10 @@ class Proposal(models.Model):
     class Meta:
         constraints = [
             models.CheckConstraint(condition=~Q(made_by=F("decided_by")), name="proposal_checked_by_another"),
+            models.CheckConstraint(
+                condition=~Q(state="posted") | (~Q(decided_by="") & Q(event__isnull=False)),
+                name="proposal_posted_by_a_checker",
+            ),
             models.UniqueConstraint(
                 fields=["event_key"], condition=~Q(state="rejected"), name="proposal_once_while_not_rejected"
             ),
