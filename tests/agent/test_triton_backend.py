@@ -1,8 +1,11 @@
 """The agent in front of a server that speaks Triton's protocol, over real sockets."""
 
+import asyncio
 import base64
+import contextlib
 import json
 import struct
+from types import SimpleNamespace
 
 import openai
 import pytest
@@ -10,7 +13,7 @@ import pytest
 from controlplane.agent.backends.triton import TritonBackend, TritonOptions
 from controlplane.core.reasons import Outcome
 from controlplane.wire.policy import Batching
-from controlplane.wire.report import FLAG_ESTIMATED, FLAG_TOKENLESS
+from controlplane.wire.report import FLAG_ESTIMATED, FLAG_NOT_CHARGED, FLAG_TOKENLESS
 from tests.agent import worlds
 from tests.agent.test_one_shot import ask
 from tests.agent.test_tensors import TENSOR, infer
@@ -193,4 +196,69 @@ async def test_answers_without_usable_embeddings_fail_with_what_is_wrong(make, a
         told = await ask(agent, {"input": ["a", "b"]})
     assert told.status == 502
     assert words in told.json["error"]["message"], told.body
+    agent.assert_nothing_held()
+
+
+@contextlib.asynccontextmanager
+async def raw_server(answer):
+    """Whatever `answer` writes, on a real socket."""
+    listener = await asyncio.start_server(answer, "127.0.0.1", 0)
+    yield SimpleNamespace(url=f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}")
+    listener.close()
+
+
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"
+NASTY = {
+    "no JSON": [HEAD + b"content-length: 7\r\n\r\n{broken"[:-1]],
+    "no text": [HEAD + b"content-length: 4\r\n\r\n\xff\xfe\x00\x00"],
+    "another content type": [b"HTTP/1.1 200 OK\r\ncontent-type: text/html\r\ncontent-length: 6\r\n\r\n<html>"],
+    "a head without end": [HEAD, *[b"x-more: " + b"a" * 60_000 + b"\r\n"] * 40],
+    "a length that is none": [HEAD + b"content-length: many\r\n\r\n{}"],
+    "two lengths": [HEAD + b"content-length: 2\r\ncontent-length: 3\r\n\r\n{}"],
+    "less than its length": [HEAD + b"content-length: 100\r\n\r\n{}"],
+    "not HTTP": [b"SSH-2.0-OpenSSH_9.6\r\n"],
+    "nothing": [b""],
+    "nested too deeply": [HEAD + b"content-length: 200000\r\n\r\n" + b"[" * 200_000],
+    "a redirect": [b"HTTP/1.1 302 Found\r\nlocation: http://169.254.169.254/\r\ncontent-length: 0\r\n\r\n"],
+}
+
+
+@pytest.mark.parametrize("parts", NASTY.values(), ids=NASTY)
+async def test_a_server_that_talks_nonsense_fails_the_request_and_nothing_else(make, parts):
+    """Each is the server's fault: the client is told so, nothing is held or charged, and the next answer counts."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+            await reader.readuntil(b"\r\n\r\n")
+            for part in parts:
+                writer.write(part)
+                await writer.drain()
+        writer.close()
+
+    async with raw_server(answer) as server:
+        agent = await make(server)
+        told = await ask(agent, {"input": ["a", "b"]})
+    assert told.status == 502, told.body
+    assert told.json["error"]["message"]
+    [row] = agent.closed_rows()
+    assert row.flags & FLAG_NOT_CHARGED and not row.charge_gpu_nanos and not row.charge_prompt_nanos
+    agent.assert_nothing_held()
+
+
+async def test_a_server_whose_answer_drips_ends_at_the_stage_timeout(make):
+    """Every byte comes in time for a reader's patience, the answer never."""
+
+    async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            writer.write(HEAD + b"content-length: 1000\r\n\r\n")
+            while not writer.is_closing():
+                writer.write(b" ")
+                await writer.drain()
+                await asyncio.sleep(0.05)
+
+    async with raw_server(drip) as server:
+        agent = await make(server)
+        agent.engine.registry.classes["chat"].stage_timeout_us = 400_000
+        told = await ask(agent, {"input": ["a", "b"]})
+    assert (told.status, told.json["error"]["code"]) == (504, "stage_timeout"), told.body
     agent.assert_nothing_held()
