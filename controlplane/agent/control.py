@@ -22,7 +22,7 @@ from controlplane.agent.errors import AgentError, Refused, Retired, Superseded, 
 from controlplane.agent.identity import Identity
 from controlplane.agent.key_rotation import KeyRotation
 from controlplane.agent.lease_desk import LeaseDesk
-from controlplane.agent.live_figures import Picture
+from controlplane.agent.live_figures import Seen
 from controlplane.agent.options import Options
 from controlplane.agent.policy_state import LiveList, PolicyState, Trust
 from controlplane.agent.reporting import cut_last_report, cut_report, look_around, name_lost, recut
@@ -250,7 +250,7 @@ class Control:
             return True
         if not spool.state.reports:
             await self._pause()
-            self._cut(spool, await look_around(self.engine))
+            self._cut(spool, await look_around(self.engine, spool))
         elif self._away_for_long(spool):
             self._cut(spool)
         await asyncio.get_running_loop().run_in_executor(None, spool.sync)
@@ -271,7 +271,7 @@ class Control:
         self._wake.clear()
         self._sent_s = loop.time()
 
-    def _cut(self, spool: EpochSpool, seen: Picture | None = None) -> None:
+    def _cut(self, spool: EpochSpool, seen: Seen | None = None) -> None:
         cut_report(self.engine, spool, self.policy, self.live, seen=seen)
         self._cut_us = self.engine.clock.now_us()
 

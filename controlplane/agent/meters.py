@@ -38,6 +38,8 @@ class MeteredSlot:
         self.slot_id = slot_id
         self.meter = SlotMeter()
         self._observed_to_us = now_us
+        self._usage: list[SlotUsage] = []
+        self._rows: list[MeterRow] = []
         self._attempts: dict[Name, AttemptTime] = {}
         self._latest_us = now_us
 
@@ -77,6 +79,17 @@ class MeteredSlot:
 
     def collect(self, now_us: int, *, warming: bool, broken: bool) -> tuple[list[SlotUsage], list[MeterRow]]:
         """What was added since the last call; observed time runs from call to call."""
+        self.gather(now_us, warming=warming, broken=broken)
+        return self.take()
+
+    def take(self) -> tuple[list[SlotUsage], list[MeterRow]]:
+        """What was gathered since the last call."""
+        usage, self._usage = self._usage, []
+        rows, self._rows = self._rows, []
+        return usage, rows
+
+    def gather(self, now_us: int, *, warming: bool, broken: bool) -> None:
+        """Add up what was used since the last call, for the next `take`. O(requests that ran)."""
         now_us = self._forward(now_us)
         minutes = self.meter.collect(now_us)
         used: dict[tuple[int, int, int, bool], int] = {}
@@ -95,8 +108,8 @@ class MeteredSlot:
                 used[place] = used.get(place, 0) + us
             attempt.held_us = None
         self._attempts = {key: attempt for key, attempt in self._attempts.items() if not attempt.ended}
-        usage = [SlotUsage(self.slot_id, *place, us) for place, us in used.items() if us]
-        return usage, self._observed(dict(minutes.busy_us_by_minute), now_us, warming=warming, broken=broken)
+        self._usage += [SlotUsage(self.slot_id, *place, us) for place, us in used.items() if us]
+        self._rows += self._observed(dict(minutes.busy_us_by_minute), now_us, warming=warming, broken=broken)
 
     def _observed(self, busy: dict[int, int], now_us: int, *, warming: bool, broken: bool) -> list[MeterRow]:
         rows, at_us = [], self._observed_to_us

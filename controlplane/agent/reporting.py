@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 
-from controlplane.agent.agent_slot import BROKEN, WARMING
+from controlplane.agent.agent_slot import BROKEN, WARMING, AgentSlot
 from controlplane.agent.engine import Engine
 from controlplane.agent.item_ends import carried, closed_again, items_done, without_response
 from controlplane.agent.journal_entries import Closed, Cut, Recut
-from controlplane.agent.live_figures import Picture, picture, picture_steps
+from controlplane.agent.live_figures import Picture, Seen, picture, picture_steps
 from controlplane.agent.objectives import ObjectiveLedger
 from controlplane.agent.policy_state import LiveList, PolicyState
 from controlplane.agent.refusal_log import RefusalLog
 from controlplane.agent.spool import EpochSpool, StoredReport
 from controlplane.core.reasons import Outcome
-from controlplane.wire.packed import pack, read_report
+from controlplane.wire.packed import NO_ROWS, pack, pack_row, read_report
 from controlplane.wire.report import (
     LAYOUT,
     DecisionSample,
@@ -40,9 +40,13 @@ ROOM_BYTES_MIN: Final = 256 * 1024
 _encode = msgspec.json.Encoder().encode
 
 
-def _body(spool: EpochSpool, report: Report) -> bytes:
+ROWS_PER_STEP: Final = 64
+"""Records packed between two looks at what else there is to do: some 300 us."""
+
+
+def _body(spool: EpochSpool, report: Report, rows: Mapping[str, bytes] = NO_ROWS) -> bytes:
     """The bytes of a report: its records packed, where the control plane takes that and they fit."""
-    packed = pack(report) if spool.packs and report.records else None
+    packed = pack(report, rows) if spool.packs and report.records else None
     return _encode(report) if packed is None else packed
 
 
@@ -54,28 +58,52 @@ class Metered:
     meters: list[SlotMeter]
 
 
-def collect_meters(engine: Engine, now_us: int) -> Metered:
-    """Take the slot time of all slots, of those that left until nothing runs on them."""
+def gather_time(slot: AgentSlot, now_us: int) -> None:
+    """Add up a slot's time for the next report."""
+    slot.metered.gather(now_us, warming=slot.state == WARMING, broken=slot.state == BROKEN)
+
+
+def collect_meters(engine: Engine, now_us: int, *, gathered: bool = False) -> Metered:
+    """Take the slot time of all slots, of those that left until nothing runs on them.
+
+    `gathered`: that of the slots of the policy was added up just before, and what came since waits for the next report.
+    """
     usage: list[SlotUsage] = []
     meters: list[SlotMeter] = []
+    for slot in engine.leaving if gathered else engine.all_slots():
+        gather_time(slot, now_us)
     for slot in engine.all_slots():
-        used, seen = slot.metered.collect(now_us, warming=slot.state == WARMING, broken=slot.state == BROKEN)
+        used, seen = slot.metered.take()
         usage += used
         meters += seen
     engine.leaving = [slot for slot in engine.leaving if slot.metered.holds_back]
     return Metered(usage, meters)
 
 
-async def look_around(engine: Engine) -> Picture:
-    """The picture for the next report, a little at a time: requests pass in between."""
+async def look_around(engine: Engine, spool: EpochSpool) -> Seen:
+    """Make the next report ready, a little at a time: requests pass in between."""
     steps = picture_steps(engine, engine.clock.now_us)
     while True:
         try:
             next(steps)
         except StopIteration as whole:
             found: Picture = whole.value
-            return found
+            break
         await asyncio.sleep(0)
+    rows: dict[str, bytes] = {}
+    if spool.packs:
+        entries = carried(spool.state.closed, RECORDS_MAX)
+        for at in range(0, len(entries), ROWS_PER_STEP):
+            await asyncio.sleep(0)
+            for entry in entries[at : at + ROWS_PER_STEP]:
+                packed = pack_row(entry.row)
+                if packed is not None:
+                    rows[entry.row.request_id] = packed
+    for slot in list(engine.slots.values()):
+        await asyncio.sleep(0)
+        gather_time(slot, engine.clock.now_us())
+    await asyncio.sleep(0)
+    return Seen(found, rows)
 
 
 def cut_report(
@@ -85,12 +113,12 @@ def cut_report(
     live: LiveList,
     *,
     seal: bool = False,
-    seen: Picture | None = None,
+    seen: Seen | None = None,
 ) -> None:
     """Write down the next report of the current epoch; it is sent as these bytes until it is accepted.
 
     What it has no room for waits for the next one. With `seal` that one follows at once: nothing comes after the seal.
-    `seen` is a picture taken just before; without it one is taken at once.
+    `seen` was made ready just before; without it everything is done at once.
     """
     whole = _cut_once(engine, spool, policy, live, seal, seen)
     while seal and not whole:
@@ -98,13 +126,12 @@ def cut_report(
 
 
 def _cut_once(
-    engine: Engine, spool: EpochSpool, policy: PolicyState, live: LiveList, seal: bool, seen: Picture | None
+    engine: Engine, spool: EpochSpool, policy: PolicyState, live: LiveList, seal: bool, seen: Seen | None
 ) -> bool:
     """One report, sealed if it may be and everything fits; says whether everything did."""
     now_us = engine.clock.now_us()
-    if seen is None:
-        seen = picture(engine, now_us)
-    metered = collect_meters(engine, now_us)
+    now_seen = picture(engine, now_us) if seen is None else seen.picture
+    metered = collect_meters(engine, now_us, gathered=seen is not None)
     entries = carried(spool.state.closed, RECORDS_MAX)
     ends = engine.items.take_ends()
     seq = spool.state.last_seq + 1
@@ -123,8 +150,8 @@ def _cut_once(
         samples=engine.desk.log.take_samples(),
         spends=engine.leases.spends(),
         trips=engine.flex.take_trips(),
-        demand=seen.demand,
-        figures=seen.figures,
+        demand=now_seen.demand,
+        figures=now_seen.figures,
         refused_revision=policy.refused_revision,
         refused_reason=policy.refused_reason,
         seal=seal,
@@ -134,7 +161,7 @@ def _cut_once(
         clock=engine.clock.offset.reading(),
     )
     whole = len(entries) == len(spool.state.closed)
-    body = _body(spool, report)
+    body = _body(spool, report, NO_ROWS if seen is None else seen.rows)
     if len(body) > BODY_BYTES_MAX or (seal and not whole):
         report, samples_left, samples_dropped = _fitted(report, entries, ends, len(body))
         whole = whole and len(report.records) == len(entries) and not samples_left

@@ -14,6 +14,8 @@ and is sent as JSON. A control plane names the forms it takes in its answer to a
 """
 
 import struct
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
@@ -31,6 +33,7 @@ ROW: Final = struct.Struct("<16s2qh8i3h3i14q")
 ROW_CODES: Final = "qqhiiiiiiiihhhiiiqqqqqqqqqqqqqq"
 """The code of each integer of a row, as `struct` names them, in the order of `UsageRow` without its texts."""
 ROWS_MAX: Final = 2**22
+NO_ROWS: Final[Mapping[str, bytes]] = MappingProxyType({})
 _REQUEST_ID, _JOB, _CLIENT_ID = 0, 10, 33
 _pack_row = ROW.pack
 _encode = msgspec.json.Encoder().encode
@@ -70,18 +73,29 @@ def is_packed(body: bytes) -> bool:
     return body[: len(FAMILY)] == FAMILY
 
 
-def pack(report: Report) -> bytes | None:
-    """The packed form, or None when a record fits no row: then it goes as JSON."""
-    rows: list[bytes] = []
-    texts: list[tuple[int, str, str]] = []
+def pack_row(row: UsageRow) -> bytes | None:
+    """A record without its texts; None where it fits no row."""
+    values = msgspec.structs.astuple(row)
     try:
-        for at, row in enumerate(report.records):
-            values = msgspec.structs.astuple(row)
-            rows.append(_pack_row(_id_bytes(values[_REQUEST_ID]), *values[1:_JOB], *values[_JOB + 1 : _CLIENT_ID]))
-            if values[_JOB] or values[_CLIENT_ID]:
-                texts.append((at, values[_JOB], values[_CLIENT_ID]))
+        return _pack_row(_id_bytes(values[_REQUEST_ID]), *values[1:_JOB], *values[_JOB + 1 : _CLIENT_ID])
     except (struct.error, ValueError):
         return None
+
+
+def pack(report: Report, packed: Mapping[str, bytes] = NO_ROWS) -> bytes | None:
+    """The packed form, or None when a record fits no row: then it goes as JSON.
+
+    `packed` are records that were packed before, by request id.
+    """
+    rows: list[bytes] = []
+    texts: list[tuple[int, str, str]] = []
+    for at, row in enumerate(report.records):
+        record = packed.get(row.request_id) or pack_row(row)
+        if record is None:
+            return None
+        rows.append(record)
+        if row.job or row.client_request_id:
+            texts.append((at, row.job, row.client_request_id))
     head = _encode(msgspec.structs.replace(report, records=[]))
     packed_texts = _encode(texts) if texts else b""
     return b"".join((_PREFIX.pack(MAGIC, len(head), len(packed_texts), len(rows)), head, packed_texts, *rows))

@@ -7,8 +7,10 @@ from controlplane.agent import reporting
 from controlplane.agent.journal_entries import Cut
 from controlplane.agent.reporting import cut_last_report, cut_report, recut
 from controlplane.agent.spool import EpochSpool
+from controlplane.wire.packed import read_report
 from controlplane.wire.report import Check, DecisionSample, Demand, Report, UsageRow
 from tests.agent.test_spool import NOW_US, closed, opened
+from tests.agent.wire_client import WireClient, chat_body, post
 
 KIB = 1024
 
@@ -62,6 +64,33 @@ async def test_a_report_is_bounded_by_its_bytes_and_the_rest_goes_with_the_next(
     assert [one for report in reports for one in report.samples] == samples
     assert [report.seq for report in reports] == list(range(1, len(reports) + 1))
     assert agent.engine.desk.log.samples_dropped == 0
+
+
+async def test_what_was_made_ready_is_told_and_what_came_meanwhile_is_told_once(make_agent):
+    """Records that ended after the rest was made ready go with the report, their time with the next one."""
+    agent = await make_agent(speed=200.0)
+    agent.spool.packs = True
+    client = await WireClient.connect(agent.port)
+
+    async def ask(times: int) -> None:
+        for _ in range(times):
+            assert (await client.ask(post(chat_body(max_tokens=20)))).status == 200
+        await agent.until(lambda: not agent.engine.calls)
+
+    await ask(3)
+    seen = await reporting.look_around(agent.engine, agent.spool)
+    assert len(seen.rows) == 3 and seen.picture.figures.slots
+    ready_us = sum(row.gpu_us for row in agent.closed_rows())
+    await ask(2)
+    rows = agent.closed_rows()
+    cut_report(agent.engine, agent.spool, agent.policy, agent.live, seen=seen)
+    cut(agent)
+    first, second = (read_report(body_of(agent.spool, at)) for at in (0, 1))
+    assert first.records == rows and not second.records
+    assert sum(used.gpu_us for used in first.slot_usage) == ready_us > 0
+    told_us = sum(used.gpu_us for report in (first, second) for used in report.slot_usage)
+    busy_us = sum(meter.busy_us for report in (first, second) for meter in report.slot_meters)
+    assert told_us == busy_us == sum(row.gpu_us for row in rows) > ready_us
 
 
 async def test_samples_that_alone_are_too_many_go_from_the_oldest_on(make_agent, small):

@@ -43,6 +43,8 @@ def test_what_is_packed_is_unpacked_unchanged(report):
     body = packed.pack(report)
     assert body is not None
     assert packed.unpack(body) == report == packed.read_report(body)
+    before = {row.request_id: record for row in report.records[::2] if (record := packed.pack_row(row)) is not None}
+    assert packed.pack(report, before) == body
     assert packed.as_json(body) == msgspec.json.encode(report)
     assert packed.as_json(packed.as_json(body)) == msgspec.json.encode(report)
 
