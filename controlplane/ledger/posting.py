@@ -290,7 +290,6 @@ class TrialBalance:
     """Every account that moved; debits and credits of the whole are equal or the book is broken."""
 
     rows: tuple[Balance, ...]
-    events: int
     transfers: int
 
     @property
@@ -338,8 +337,23 @@ def trial_balance(period: str | None = None) -> TrialBalance:
     with connection.cursor() as cursor:
         cursor.execute(_TRIAL.format(limit=limit), {"period": period} if period else {})
         rows = cursor.fetchall()
-    events = LedgerEvent.objects.filter(period=period) if period else LedgerEvent.objects.all()
-    return TrialBalance(tuple(Balance(*row[:4]) for row in rows), events.count(), sum(int(row[4]) for row in rows))
+    return TrialBalance(tuple(Balance(*row[:4]) for row in rows), sum(int(row[4]) for row in rows))
+
+
+def booked_periods() -> list[str]:
+    """Months that anything was posted in, newest first: those of the folded sums and of the transfers since."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT period FROM ledger_balancesum UNION SELECT period FROM ledger_transfer"
+            " WHERE id > (SELECT coalesce(max(through_id), 0) FROM ledger_balancefold) ORDER BY 1 DESC"
+        )
+        return [period for (period,) in cursor.fetchall()]
+
+
+def charged_through() -> datetime | None:
+    """The end of the last day that charges are booked of; None when none are."""
+    last = LedgerEvent.objects.filter(source__startswith="charges:").order_by("-source").first()
+    return last.interval_end if last else None
 
 
 def balances(period: str | None = None) -> dict[str, int]:

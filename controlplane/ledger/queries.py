@@ -14,7 +14,8 @@ from controlplane.core.period import Window
 from controlplane.fleet.models import Pool, ServedModel
 from controlplane.ledger.attribution import source_of
 from controlplane.ledger.attribution_input import load_names
-from controlplane.ledger.models import AttributionInterval, AttributionLine, LedgerEvent, RateCard, Transfer
+from controlplane.ledger.models import AttributionInterval, AttributionLine, LedgerEvent, RateCard
+from controlplane.ledger.posting import booked_periods
 from controlplane.usage.queries import Scope, totals
 
 IDLE_CAUSES = tuple(str(cause) for cause in IdleCause)
@@ -226,7 +227,7 @@ def interval_events(interval: AttributionInterval) -> QuerySet[LedgerEvent]:
 
 def periods() -> list[str]:
     """Months that anything was posted in, newest first."""
-    return list(Transfer.objects.order_by("-period").values_list("period", flat=True).distinct())
+    return booked_periods()
 
 
 REQUESTS_SHOWN = 100

@@ -26,7 +26,7 @@ from controlplane.ledger.pages import (
     time_table,
     unfold,
 )
-from controlplane.ledger.posting import trial_balance
+from controlplane.ledger.posting import charged_through, trial_balance
 from controlplane.ledger.queries import (
     FINDINGS_SHOWN,
     REQUESTS_SHOWN,
@@ -251,6 +251,7 @@ def ledger_page(request: HttpRequest) -> HttpResponse:
         "now": timezone.now(),
         "trial": trial,
         "balance_nanos": trial.debit_nanos - trial.credit_nanos,
+        "charged_through": charged_through(),
         "period": period,
         "periods": known,
         "currency": book.currency,
