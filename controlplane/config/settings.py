@@ -288,6 +288,7 @@ SPECTACULAR_SETTINGS = {
         "ApiKeyStateEnum": "controlplane.tenants.models.ApiKey.State",
         "AgentStateEnum": "controlplane.fleet.models.Agent.State",
         "JobStateEnum": "controlplane.jobs.models.Job.State",
+        "EventKindEnum": "controlplane.alerts.actions.EVENT_KINDS",
         "RoleEnum": "controlplane.tenants.models.Member.Role",
     },
 }

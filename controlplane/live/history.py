@@ -91,8 +91,10 @@ def no_past(request: HttpRequest, past: Past) -> HttpResponse:
 
 @requires("live.read")
 def frames(request: HttpRequest) -> HttpResponse:
-    """Frames of a topic in the minute from `from` on, one a line, each span from a snapshot on."""
-    topic, begin = request.GET.get("topic", ""), instant(request.GET.get("from", ""))
+    """Frames of a topic (home's without one) in the minute from `from` on (the last one without), one a line, each span
+    from a snapshot on."""
+    topic = request.GET.get("topic", "fleet")
+    begin = instant(request.GET["from"]) if "from" in request.GET else timezone.now() - PIECE
     if not topic.startswith(recording.RECORDED) or begin is None:
         raise Http404("Give ?topic=fleet or pool:NAME, and ?from= an instant.")
     rows = recording.frames_between(topic, begin, begin + PIECE)
