@@ -17,6 +17,7 @@ from controlplane.ledger.attribution_input import load_names
 from controlplane.ledger.models import AttributionInterval, AttributionLine, LedgerEvent, RateCard
 from controlplane.ledger.posting import booked_periods
 from controlplane.usage.queries import Scope, totals
+from controlplane.usage.retired_records import Ended, largest_records
 
 IDLE_CAUSES = tuple(str(cause) for cause in IdleCause)
 LENDING = ("lend_price", "lend_income")
@@ -247,7 +248,10 @@ class RequestLine:
 
 
 def hour_requests(interval: AttributionInterval, tenant: str, class_: str) -> list[RequestLine]:
-    """The largest requests of a tenant and class that ended in a pool hour and arrived within a day of it."""
+    """The largest requests of a tenant and class that ended in a pool hour and arrived within a day of it.
+
+    Retired days are read from their files; raises ArchiveChanged for one that is gone.
+    """
     names = load_names()
     ids = ({slug: pk for pk, slug in names.tenants.items()}, {slug: pk for pk, slug in names.classes.items()})
     if tenant not in ids[0] or class_ not in ids[1]:
@@ -267,4 +271,8 @@ def hour_requests(interval: AttributionInterval, tenant: str, class_: str) -> li
                 interval.pool_id, ids[0][tenant], ids[1][class_], REQUESTS_SHOWN,
             ],
         )  # fmt: skip
-        return [RequestLine(*row) for row in cursor.fetchall()]
+        kept = [RequestLine(*row) for row in cursor.fetchall()]
+    wanted = Ended(interval.pool_id, ids[0][tenant], ids[1][class_], interval.starts_at, interval.ends_at)
+    retired = largest_records(wanted, interval.ends_at + _ARRIVED_WITHIN, REQUESTS_SHOWN)
+    lines = [*kept, *(RequestLine(*row) for row in retired)]
+    return sorted(lines, key=lambda line: (-line.gpu_us, line.request_id))[:REQUESTS_SHOWN]

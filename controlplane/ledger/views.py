@@ -46,6 +46,7 @@ from controlplane.ledger.statement_pages import corrections, issued
 from controlplane.tenants.access import may, requires
 from controlplane.tenants.models import Installation
 from controlplane.tenants.queries import installation, tenant_for, visible_tenants
+from controlplane.usage.retirement import ArchiveChanged
 from controlplane.web.exports import CsvResponse, decimal_of_nanos
 
 HOURLY_UP_TO_DAYS = 2
@@ -213,6 +214,12 @@ def interval_page(request: HttpRequest, pk: int) -> HttpResponse:
     known = {str(line.pk): line.amount_nanos for line in lines if line.amount_nanos is not None}
     cents = distribute_cents(known)
     tenant, class_ = request.GET.get("tenant", ""), request.GET.get("class", "")
+    requests, unreadable = [], ""
+    if tenant:
+        try:
+            requests = hour_requests(interval, tenant, class_)
+        except ArchiveChanged as error:
+            unreadable = str(error)
     same_pool = AttributionInterval.objects.filter(pool=interval.pool)
     context = {
         "now": timezone.now(),
@@ -227,7 +234,8 @@ def interval_page(request: HttpRequest, pk: int) -> HttpResponse:
         "events": list(interval_events(interval)),
         "tenant": tenant,
         "class_": class_,
-        "requests": hour_requests(interval, tenant, class_) if tenant else [],
+        "requests": requests,
+        "unreadable": unreadable,
         "requests_shown": REQUESTS_SHOWN,
         "before": same_pool.filter(starts_at__lt=interval.starts_at).order_by("-starts_at").first(),
         "after": same_pool.filter(starts_at__gt=interval.starts_at).order_by("starts_at").first(),

@@ -15,6 +15,7 @@ from controlplane.core.histogram import Histogram
 from controlplane.core.period import US_PER_QUARTER, from_us, to_us
 from controlplane.core.stage_stack import StageStack
 from controlplane.usage.models import DecisionSample, UsageRecord
+from controlplane.usage.retired_records import records_of_request
 from controlplane.usage.rollup_keys import KEY_COLUMNS, ROLLUP_COLUMNS, SUM_COLUMNS
 from controlplane.usage.sketch import Sketch, merge_groups
 
@@ -220,17 +221,22 @@ def refusals(scope: Scope, by: Sequence[str] = ("reason",)) -> list[Refusals]:
 
 @dataclass(frozen=True)
 class RequestStory:
-    """What is known of one request: its records (one per closed attempt) and, where it was kept, the decision."""
+    """What is known of one request: its records (one per closed attempt) and, where it was kept, the decision.
+
+    `archived`: some of the records are no longer in the database, but in a file of their day.
+    """
 
     records: list[UsageRecord]
     sample: DecisionSample | None
+    archived: bool = False
 
 
 def find_request(request_id: uuid.UUID, *, now: datetime) -> RequestStory:
     """The records and the decision sample of a request.
 
     Records have no index by id; a version 7 id says when the request arrived, so only the partitions that can hold it
-    are read: those of the first day, and of the time that a cut-off agent may need when nothing was there.
+    are read: those of the first day, and of the time that a cut-off agent may need when nothing was there. Days that
+    are retired are read from their files; raises ArchiveChanged for one that is gone.
     """
     arrived = arrival_of(request_id)
     sample = DecisionSample.objects.filter(request_id=request_id).first()
@@ -238,14 +244,12 @@ def find_request(request_id: uuid.UUID, *, now: datetime) -> RequestStory:
         arrived = sample.at if sample is not None else now - _USUAL_DELAY
     begin = arrived - timedelta(minutes=10)
     for delay in (_USUAL_DELAY, _LONGEST_DELAY):
-        found = UsageRecord.objects.filter(
-            received_at__gte=begin,
-            received_at__lt=min(arrived + delay, now + timedelta(minutes=1)),
-            request_id=request_id,
-        )
-        records = list(found.order_by("attempt"))
+        until = min(arrived + delay, now + timedelta(minutes=1))
+        found = UsageRecord.objects.filter(received_at__gte=begin, received_at__lt=until, request_id=request_id)
+        retired = records_of_request(request_id, begin, until)
+        records = sorted([*found, *retired], key=lambda record: record.attempt)
         if records:
-            return RequestStory(records, sample)
+            return RequestStory(records, sample, archived=bool(retired))
     return RequestStory([], sample)
 
 

@@ -154,3 +154,17 @@ def rows_between(
             found = database.execute(sql, [str(path), begin, begin, end, end])
             while rows := found.fetchmany(chunk):
                 yield rows
+
+
+def rows_where(path: Path, columns: Sequence[str], condition: str, values: Sequence[object]) -> list[tuple[Any, ...]]:
+    """The rows of one file that meet a condition; times as Unix microseconds. Few: they are held as a whole.
+
+    `columns` and `condition` are constants of the caller, `values` its parameters.
+    """
+    times = {name for name, kind in COLUMNS if kind == "time"}
+    names = ", ".join(f"epoch_us({name})" if name in times else name for name in columns)
+    with _duckdb(path.parent) as database:
+        return database.execute(
+            f"SELECT {names} FROM read_parquet(?) WHERE {condition}",  # noqa: S608 - constants
+            [str(path), *values],
+        ).fetchall()

@@ -7,7 +7,6 @@ again, one that is there and not dropped is dropped by the next run after its fi
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 
@@ -116,13 +115,16 @@ def _is_whole(day: RetiredDay) -> bool:
     return path.is_file() and file_digest(path) == bytes(day.file_digest)
 
 
+def checked_file(day: RetiredDay) -> Path:
+    """The file of a day that is no longer in the database. Raises ArchiveChanged when it is not the one written."""
+    if not _is_whole(day):
+        raise ArchiveChanged(
+            f"{archive() / day.path} is missing or was changed: restore the file of {day.day} from a backup of"
+            f" the archive (SHA-256 {bytes(day.file_digest).hex()})"
+        )
+    return archive() / day.path
+
+
 def retired_files() -> list[Path]:
     """The files of the days that are no longer in the database. Raises ArchiveChanged for one that was changed."""
-    days: Sequence[RetiredDay] = list(RetiredDay.objects.filter(dropped_at__isnull=False).order_by("day"))
-    for day in days:
-        if not _is_whole(day):
-            raise ArchiveChanged(
-                f"{archive() / day.path} is missing or was changed: restore the file of {day.day} from a backup of"
-                f" the archive (SHA-256 {bytes(day.file_digest).hex()})"
-            )
-    return [archive() / day.path for day in days]
+    return [checked_file(day) for day in RetiredDay.objects.filter(dropped_at__isnull=False).order_by("day")]
