@@ -289,6 +289,7 @@ SPECTACULAR_SETTINGS = {
         "AgentStateEnum": "controlplane.fleet.models.Agent.State",
         "JobStateEnum": "controlplane.jobs.models.Job.State",
         "EventKindEnum": "controlplane.alerts.actions.EVENT_KINDS",
+        "ClassKindEnum": "controlplane.contracts.models.WorkloadClass.Kind",
         "RoleEnum": "controlplane.tenants.models.Member.Role",
     },
 }
