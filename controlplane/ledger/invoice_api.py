@@ -83,7 +83,9 @@ class InvoicesView(APIView):
     write_permission = "finance.write"
     parser_classes = [MultiPartParser]
 
-    @extend_schema(operation_id="invoices_list", responses=OpenApiTypes.OBJECT, parameters=[OpenApiParameter("period", str)])
+    @extend_schema(
+        operation_id="invoices_list", responses=OpenApiTypes.OBJECT, parameters=[OpenApiParameter("period", str)]
+    )
     def get(self, request: Request) -> Response:
         rows = Invoice.objects.select_related("mapping").order_by("-id")
         if period := request.query_params.get("period"):
