@@ -100,6 +100,11 @@ class Meaning:
     total: bool = False
     error: bool = False
     done: bool = False
+    stopped: bool = False
+
+    @property
+    def whole(self) -> bool:
+        return self.done or self.total or self.stopped
 
 
 def meaning_of(sent: list[Event], *, hide_usage: bool) -> Meaning:
@@ -112,6 +117,7 @@ def meaning_of(sent: list[Event], *, hide_usage: bool) -> Meaning:
             told.error |= event.error
             told.usage = told.usage if event.usage is None else event.usage
             told.total |= event.total
+            told.stopped = b'"stop"' in event.data if b"data:" in event.data else told.stopped
             if event.total and hide_usage:
                 continue
         told.visible += event.data

@@ -17,6 +17,7 @@ LEARN_MAX: Final = 8
 _TEXT_KEY: Final = rb'"(?:content|reasoning_content|reasoning|refusal|text|arguments)"\s*:\s*"'
 _OUTPUT: Final = re.compile(_TEXT_KEY + rb'(?!")')
 _ONE_TEXT: Final = re.compile(rb"data: [^\r\n]*?" + _TEXT_KEY + rb'(?!")')
+_OTHER_KEYS: Final = (b'"re', b'"text"', b'"arguments"', b"_call")
 _TOOL_NAME: Final = re.compile(rb'"name"\s*:\s*"(?!")')
 _USAGE: Final = re.compile(rb'"usage"\s*:\s*[^n\s]')
 _FINISH: Final = re.compile(rb'"finish_reason"\s*:\s*"')
@@ -57,8 +58,8 @@ class EventStream:
 
     @property
     def complete(self) -> bool:
-        """Whether the stream came to its end, not merely stopped: `[DONE]`, the usage chunk or a finish reason."""
-        return self.done or self._total or _FINISH.search(self._last + self._rest) is not None
+        """Whether the stream came to its end, not merely stopped: `[DONE]`, the usage chunk or a finish reason last."""
+        return self.done or self._total or _finishes(self._last + self._rest)
 
     def repeats(self, data: bytes, start: int, end: int) -> bool:
         """Whether these bytes are the event before again, with another text; that is then counted, and can be passed.
@@ -90,7 +91,8 @@ class EventStream:
             data = self._cut(data)
             if not data:
                 return b""
-        self._last = data
+        if data.find(b"data:") >= 0:
+            self._last = data
         if (
             data.find(b"[DONE]") >= 0
             or data.find(b'"error"') >= 0
@@ -182,19 +184,42 @@ class EventStream:
         return event
 
 
+def _finishes(block: bytes) -> bool:
+    """Whether the last of some events that holds any data ends a choice."""
+    at, ends = 0, False
+    for end in [border.end() for border in _EVENT_END.finditer(block)] + [len(block)]:
+        data = _fields(block[at:end])[1]
+        ends = _FINISH.search(data) is not None if data else ends
+        at = end
+    return ends
+
+
 def _outputs(block: bytes) -> int:
     """How many texts and names of tools some events hold."""
+    texts = block.count(b'"content":"')
+    if texts == block.count(b'"content"') and _is_plain(block):
+        # What the expression would find, in a third of the time.
+        return texts - block.count(b'"content":""')
     found = len(_OUTPUT.findall(block))
     return found + len(_TOOL_NAME.findall(block)) if block.find(b"_call") >= 0 else found
 
 
+def _is_plain(block: bytes) -> bool:
+    """Whether all texts in some events have the key `content`, and no tool is called."""
+    for key in _OTHER_KEYS:  # noqa: SIM110  a generator costs more than all of it
+        if block.find(key) >= 0:
+            return False
+    return True
+
+
 def _marks(block: bytes) -> list[int]:
     """Where something stands for which an event has to be looked into, in order."""
-    found = [usage.start() for usage in _USAGE.finditer(block)]
-    for mark in (b"[DONE]", b'"error"', b"event:"):
+    found: list[int] = []
+    for mark in (b'"usage"', b"[DONE]", b'"error"', b"event:"):
         at = block.find(mark)
         while at >= 0:
-            found.append(at)
+            if mark != b'"usage"' or _USAGE.match(block, at) is not None:
+                found.append(at)
             at = block.find(mark, at + 1)
     found.sort()
     return found
