@@ -27,6 +27,8 @@ import psutil
 import psycopg
 
 RECORDS = 200
+HTTP = ("--http", "benchmarks.ingest_server:HttpProtocol")
+"""As the web process is started, see docs/operate.md."""
 SMALL_AGENTS, SMALL_RECORDS = 1_000, 10
 
 
@@ -45,6 +47,7 @@ GOALS = (
     Goal("packed_to_peer", "P2 packed / DRF peer", 70.0),
     Goal("json_to_peer", "P2 JSON / DRF peer", 40.0),
     Goal("small_to_peer", "P3 1,000 x 10 packed / DRF peer", 25.0),
+    Goal("small_to_asgi", "P3 1,000 x 10 packed / the same through ASGI", 1.8),
     Goal("rollups", "P4 packed with rollups / without", 0.65),
 )
 ROOT = Path(__file__).resolve().parent.parent
@@ -224,13 +227,15 @@ def measure(url: str, rounds: int, agents: int, reports: int) -> dict:
         "json": Lane(f"JSON, {agents} x {RECORDS}"),
         "msgpack": Lane(f"MessagePack, {agents} x {RECORDS}"),
         "small": Lane(f"packed, {SMALL_AGENTS:,} x {SMALL_RECORDS}"),
+        "asgi": Lane(f"packed through ASGI, {SMALL_AGENTS:,} x {SMALL_RECORDS}"),
         "bare": Lane(f"packed without rollups, {agents} x {RECORDS}"),
         "peer": Lane("peer: DRF ModelSerializer(many) + bulk_create, 8 x 200"),
     }
     raw, bare_sent, sent, loads = [], 0, 0, []
     with (
-        server("benchmarks.ingest_server:application", {}) as ours,
-        server("benchmarks.ingest_server:application", {"BENCHMARK_WITHOUT_ROLLUPS": "1"}) as bare,
+        server("benchmarks.ingest_server:application", {}, *HTTP) as ours,
+        server("benchmarks.ingest_server:application", {}) as asgi,
+        server("benchmarks.ingest_server:application", {"BENCHMARK_WITHOUT_ROLLUPS": "1"}, *HTTP) as bare,
         server("benchmarks.ingest_peer:application", {}, "--interface", "wsgi") as peer,
     ):
         for number in range(rounds + 1):
@@ -250,9 +255,10 @@ def measure(url: str, rounds: int, agents: int, reports: int) -> dict:
                     lanes["bare"].run(bare, requests, RECORDS, keep=keep)
                     bare_sent += len(batches) * RECORDS
                     seconds = raw_copy(url, copies)
-            requests = [[report_request(agent, few[agent.id], "packed") for _ in range(reports)] for agent in small]
-            lanes["small"].run(ours, requests, SMALL_RECORDS, keep=keep)
-            sent += sum(map(len, requests)) * SMALL_RECORDS
+            for lane, way in (("small", ours), ("asgi", asgi)):
+                requests = [[report_request(agent, few[agent.id], "packed") for _ in range(reports)] for agent in small]
+                lanes[lane].run(way, requests, SMALL_RECORDS, keep=keep)
+                sent += sum(map(len, requests)) * SMALL_RECORDS
             peer_requests = [
                 [peer_request(agent, usage_rows(fleet, agent, RECORDS)) for _ in range(max(1, reports // 2))]
                 for agent in large[:8]
@@ -273,6 +279,7 @@ def measure(url: str, rounds: int, agents: int, reports: int) -> dict:
             "packed_to_peer": _ratio(lanes["packed"].records_per_s, lanes["peer"].records_per_s),
             "json_to_peer": _ratio(lanes["json"].records_per_s, lanes["peer"].records_per_s),
             "small_to_peer": _ratio(lanes["small"].records_per_s, lanes["peer"].records_per_s),
+            "small_to_asgi": _ratio(lanes["small"].records_per_s, lanes["asgi"].records_per_s),
             "rollups": _ratio(lanes["packed"].records_per_s, lanes["bare"].records_per_s),
         },
         "rounds": rounds,

@@ -14,6 +14,7 @@ django.setup()
 from controlplane.core.period import to_us  # noqa: E402 - needs the app registry
 from controlplane.exchange.asgi import ExchangeApplication  # noqa: E402 - needs the app registry
 from controlplane.exchange.collector import spare_reports  # noqa: E402 - needs the app registry
+from controlplane.exchange.protocol import ReportProtocol  # noqa: E402 - needs the app registry
 from controlplane.usage import ingest  # noqa: E402 - needs the app registry
 from controlplane.usage.records import COPY_SQL, to_copy  # noqa: E402 - needs the app registry
 
@@ -32,4 +33,10 @@ if os.environ.get("BENCHMARK_WITHOUT_ROLLUPS"):
     ingest.store_records = _store_records_only
 
 application = ExchangeApplication(fallback=_nothing)
+
+
+class HttpProtocol(ReportProtocol):
+    exchange = application
+
+
 spare_reports()

@@ -60,10 +60,11 @@ class Divisions:
         cursor.execute(
             # the first shares an agent is told of may be in force before any report says so
             "UPDATE budgets_agentdemand SET told = greatest(told, %s),"
-            " acked = CASE WHEN acked = 0 THEN %s ELSE acked END WHERE agent_id = ANY(%s)",
-            (window[-1].number, window[-1].number, sorted(agent_ids)),
+            " acked = CASE WHEN acked = 0 THEN %s ELSE acked END"
+            " WHERE agent_id = ANY(%s) AND (told < %s OR acked = 0)",
+            (window[-1].number, window[-1].number, sorted(agent_ids), window[-1].number),
         )
-        return {agent_id: least_shares([one.divided for one in window], agent_id) for agent_id in agent_ids}
+        return _of_each([one.divided for one in window], agent_ids)
 
     def _follow(self, cursor: Cursor[Any]) -> None:
         last = self._known[-1].number if self._known else 0
@@ -127,6 +128,19 @@ def _read(body: dict[str, Any]) -> Snapshot:
     return snapshot
 
 
+def _of_each(window: Sequence[Divided], agent_ids: Iterable[int]) -> dict[int, list[Share]]:
+    """`least_shares` of each agent; those that are alike in every division get one and the same list."""
+    alike: dict[tuple[int | None, ...], list[Share]] = {}
+    found: dict[int, list[Share]] = {}
+    for agent_id in agent_ids:
+        likeness = tuple([divided.likeness(agent_id) for divided in window])
+        shares = None if None in likeness else alike.get(likeness)
+        if shares is None:
+            shares = alike[likeness] = least_shares(window, agent_id)
+        found[agent_id] = shares
+    return found
+
+
 def least_shares(window: Sequence[Divided], agent_id: int) -> list[Share]:
     """The least of an agent's parts of each limit over some divisions, oldest first; the newest says which limits.
 
@@ -183,5 +197,8 @@ _shares = Shares()
 
 
 def shares_for(cursor: Cursor[Any], agent_ids: Sequence[int], now: datetime) -> dict[int, list[Share]]:
-    """Agent id -> its shares of tenants' and keys' limits; notes the agents that asked as told of them."""
+    """Agent id -> its shares of tenants' and keys' limits; notes the agents that asked as told of them.
+
+    A list may stand for several agents: leave it as it is.
+    """
     return _shares.shares_for(cursor, agent_ids, now)

@@ -160,6 +160,16 @@ class Divided:
             shares[at] = share
         return shares
 
+    def likeness(self, agent_id: int) -> int | None:
+        """Agents that ask for nothing and have the same number have the same shares; None for one that asks.
+
+        -1 is the number of those that were not there.
+        """
+        place = self._places.get(agent_id)
+        if place is None:
+            return -1
+        return None if agent_id in self._own else bisect_right(self._bounds, place)
+
     def share_of(self, agent_id: int, limit: Limit) -> Share | None:
         """One share; nothing of a limit for an agent that was not there, None for a limit that was not there."""
         at = self._at.get((limit.scope, limit.id))

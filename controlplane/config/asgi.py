@@ -13,10 +13,18 @@ django_application = get_asgi_application()
 
 from controlplane.exchange.asgi import ExchangeApplication  # noqa: E402 - needs the app registry
 from controlplane.exchange.collector import spare_reports  # noqa: E402 - needs the app registry
+from controlplane.exchange.protocol import ReportProtocol  # noqa: E402 - needs the app registry
 from controlplane.jobs.upload_door import UploadDoor  # noqa: E402 - needs the app registry
 from controlplane.live.urls import websocket_urlpatterns  # noqa: E402 - needs the app registry
 
 exchange = ExchangeApplication(fallback=UploadDoor(fallback=django_application))
+
+
+class HttpProtocol(ReportProtocol):
+    """For uvicorn's `--http`: reports of agents go past ASGI. Without it everything works, at more work a report."""
+
+    exchange = exchange
+
 
 application = ProtocolTypeRouter(
     {

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+import msgspec
 from psycopg import Connection, Cursor
 
 from controlplane.budgets.divisions import shares_for
@@ -25,6 +26,7 @@ from controlplane.wire.report import Answer, Exhausted, Grant, Lease, LiveDelta,
 
 FLEX_INTERVAL_MS = 1_000
 INTERVAL_MS = 2_000
+_encode = msgspec.json.Encoder().encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,8 @@ class Outlook:
     grants: Mapping[int, list[Grant]] = field(default_factory=dict)
     leases: Mapping[int, list[Lease]] = field(default_factory=dict)
     exhausted: Mapping[int, list[Exhausted]] = field(default_factory=dict)
-    shares: Mapping[int, list[Share]] = field(default_factory=dict)
+    shares: Mapping[int, msgspec.Raw] = field(default_factory=dict)
+    """JSON of a list of `Share`: agents that are told the same share the bytes of it."""
     items: Mapping[int, Leased] = field(default_factory=dict)
 
 
@@ -85,10 +88,24 @@ def look(connection: Connection[Any], agents: Sequence[tuple[int, int]], now: da
     return outlook
 
 
-def _shares(cursor: Cursor[Any], agent_ids: Sequence[int], now: datetime) -> dict[int, list[Share]]:
+def _shares(cursor: Cursor[Any], agent_ids: Sequence[int], now: datetime) -> dict[int, msgspec.Raw]:
     shares = shares_for(cursor, agent_ids, now)
     rates = safe_rate_shares(cursor, agent_ids, now)
-    return {agent_id: [*own, *([rates[agent_id]] if agent_id in rates else [])] for agent_id, own in shares.items()}
+    written: dict[int, msgspec.Raw] = {}
+    found: dict[int, msgspec.Raw] = {}
+    for agent_id, own in shares.items():
+        common = written.get(id(own))
+        if common is None:
+            common = written[id(own)] = msgspec.Raw(_encode(own))
+        rate = rates.get(agent_id)
+        found[agent_id] = common if rate is None else _with_last(common, rate)
+    return found
+
+
+def _with_last(shares: msgspec.Raw, last: Share) -> msgspec.Raw:
+    """A JSON list with one more entry."""
+    before = bytes(shares)[:-1]
+    return msgspec.Raw(before + (b"" if before == b"[" else b",") + _encode(last) + b"]")
 
 
 def _top_up(
@@ -122,7 +139,7 @@ def compose(incoming: Incoming, result: Result, outlook: Outlook, now: datetime)
         grants=outlook.grants.get(agent_id, []),
         leases=outlook.leases.get(agent_id, []),
         exhausted=outlook.exhausted.get(agent_id, []),
-        shares=outlook.shares.get(agent_id, []),
+        shares=outlook.shares.get(agent_id, []),  # type: ignore[arg-type]  # JSON already
         live=_live(incoming.report.live_number, outlook.live_number),
         quarantined=result.set_aside,
         rotate_key=facts.rotate_key,

@@ -6,18 +6,20 @@ import asyncio
 import hashlib
 import logging
 import zlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import psycopg
 from django.conf import settings
 from django.db import OperationalError
 
-from controlplane.core.period import to_us
+from controlplane.core.period import from_us, to_us
 from controlplane.exchange.authentication import Caller, Headers, authenticate
 from controlplane.exchange.handlers import Handlers
-from controlplane.exchange.problems import Refusal, Reply, problem_reply
+from controlplane.exchange.problems import Refusal, Reply, fault, problem_reply
+from controlplane.exchange.reports import PATH, Arrived
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +41,7 @@ class ExchangeApplication:
     def __init__(self, fallback: Application, handlers: Handlers | None = None) -> None:
         self._fallback = fallback
         self._handlers = handlers
+        self._tasks: set[asyncio.Task[Reply]] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or not scope["path"].startswith(PREFIX):
@@ -53,42 +56,69 @@ class ExchangeApplication:
         await send({"type": "http.response.start", "status": reply.status, "headers": headers})
         await send({"type": "http.response.body", "body": reply.body})
 
+    def take_report(self, arrived: Arrived, done: Callable[[Reply], None]) -> None:
+        """A whole report on its short way; `done` is called with the reply, on the event loop."""
+        self.handlers.offer(arrived, partial(self._taken, arrived, done))
+
+    def _taken(self, arrived: Arrived, done: Callable[[Reply], None], reply: Reply | None) -> None:
+        if reply is not None:
+            done(reply)
+            return
+        task = asyncio.get_running_loop().create_task(self._guarded("POST", PATH, self._long_way(arrived)))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda task: None if task.cancelled() else done(task.result()))
+
+    async def _long_way(self, arrived: Arrived) -> Reply:
+        return await self._signed("report", PATH, arrived.headers, arrived.body, from_us(arrived.received_us))
+
+    @property
+    def handlers(self) -> Handlers:
+        """Made when the first request comes: threads and connections belong to the process that serves."""
+        if self._handlers is None:
+            self._handlers = Handlers()
+        return self._handlers
+
     async def _handle(self, scope: Scope, receive: Receive) -> Reply:
+        return await self._guarded(scope["method"], scope["path"], self._route(scope, receive))
+
+    async def _guarded(self, method: str, path: str, answering: Coroutine[Any, Any, Reply]) -> Reply:
         try:
             async with asyncio.timeout(READ_TIMEOUT_S + WORK_TIMEOUT_S):
-                return await self._route(scope, receive)
+                return await answering
         except Refusal as refusal:
             return problem_reply(refusal.problem)
         except (psycopg.OperationalError, OperationalError, TimeoutError) as error:
-            log.warning("%s %s: not done in time or without the database: %s", scope["method"], scope["path"], error)
+            log.warning("%s %s: not done in time or without the database: %s", method, path, error)
             return problem_reply(Refusal("busy", "The control plane cannot do this now. Try again.").problem)
-        except Exception:
-            log.exception("%s %s failed", scope["method"], scope["path"])
-            return problem_reply(
-                Refusal("busy", "The control plane met a fault, which is in its log.", status=500).problem
-            )
+        except Exception as error:
+            log.error("%s %s failed", method, path, exc_info=error)
+            return problem_reply(fault().problem)
 
     async def _route(self, scope: Scope, receive: Receive) -> Reply:
-        if self._handlers is None:
-            self._handlers = Handlers()
-        handlers, method, path = self._handlers, scope["method"], scope["path"]
+        method, path = scope["method"], scope["path"]
         headers: Headers = dict(scope["headers"])
         name = path[len(PREFIX) :]
         if method == "GET" and name.startswith("policy/"):
-            caller = await self._caller(scope, headers, b"")
-            return await handlers.policy(caller, name.removeprefix("policy/"), headers.get(b"if-none-match", b""))
+            caller = await self._caller(method, path, headers, b"")
+            digest = name.removeprefix("policy/")
+            return await self.handlers.policy(caller, digest, headers.get(b"if-none-match", b""))
         if name not in ("enrol", "hello", "report", "lease", "key"):
             raise Refusal("not_found", "Agents use enrol, hello, report, lease, key and policy/<digest>.")
         if method != "POST":
             raise Refusal("not_found", f"Use POST for {path}.", status=405)
-        limit = settings.REPORT_BODY_LIMIT_BYTES if name == "report" else SMALL_BODY_BYTES
+        limit = _limit(name)
         sent = await _read_body(receive, headers, limit)
         received = datetime.now(UTC)
         if name == "enrol":
-            return await handlers.enrol(_unpacked(sent, headers, limit))
+            return await self.handlers.enrol(_unpacked(sent, headers, limit))
+        return await self._signed(name, path, headers, sent, received)
+
+    async def _signed(self, name: str, path: str, headers: Headers, sent: bytes, received: datetime) -> Reply:
+        handlers = self.handlers
         digest = hashlib.sha256(sent).digest()
-        caller = await self._caller(scope, headers, sent, digest)
-        body = _unpacked(sent, headers, limit)
+        caller = await self._caller("POST", path, headers, sent, digest)
+        body = _unpacked(sent, headers, _limit(name))
         if name == "report":
             content_type = headers.get(b"content-type", b"")
             if body is not sent:
@@ -97,17 +127,23 @@ class ExchangeApplication:
         handler = {"hello": handlers.hello, "lease": handlers.lease, "key": handlers.key}[name]
         return await handler(caller, body)
 
-    async def _caller(self, scope: Scope, headers: Headers, body: bytes, digest: bytes | None = None) -> Caller:
-        assert self._handlers is not None
+    async def _caller(
+        self, method: str, path: str, headers: Headers, body: bytes, digest: bytes | None = None
+    ) -> Caller:
         return await authenticate(
-            self._handlers.directory,
-            method=scope["method"],
-            path=scope["path"],
+            self.handlers.directory,
+            method=method,
+            path=path,
             headers=headers,
             body=body,
             digest=digest,
             now_us=to_us(datetime.now(UTC)),
         )
+
+
+def _limit(name: str) -> int:
+    """The most bytes of a body."""
+    return int(settings.REPORT_BODY_LIMIT_BYTES) if name == "report" else SMALL_BODY_BYTES
 
 
 async def _read_body(receive: Receive, headers: Headers, limit: int) -> bytes:

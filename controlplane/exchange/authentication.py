@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
@@ -14,6 +15,8 @@ from controlplane.exchange.database import connection
 from controlplane.exchange.problems import Refusal
 from controlplane.fleet.keys import KEY_OVERLAP
 from controlplane.wire import signing
+
+log = logging.getLogger(__name__)
 
 SNAPSHOT_AGE_S = 2.0
 # An unknown id or epoch asks for a new snapshot, at most this often: a flood of wrong ids costs five queries a second.
@@ -91,6 +94,22 @@ class AgentDirectory:
         self._loaded_at = float("-inf")
         self._loading: asyncio.Future[None] | None = None
 
+    def at_hand(self, uuid: str, epoch: int) -> KnownAgent | None:
+        """The agent as the newest snapshot has it, from any thread; None where `find` would load again for it.
+
+        Whoever asks has seen to it by `refresh` that the snapshot is not too old.
+        """
+        agent = self._agents.get(uuid)
+        return None if agent is None or epoch > agent.epoch else agent
+
+    def refresh(self) -> asyncio.Future[None] | None:
+        """Loads a snapshot that is half as old as it may be; the loading, where it has to be waited for."""
+        age = self._clock() - self._loaded_at
+        if age > SNAPSHOT_AGE_S / 2 and self._loading is None:
+            self._loading = asyncio.ensure_future(self._load())
+            self._loading.add_done_callback(_say_if_failed)
+        return self._loading if age > SNAPSHOT_AGE_S else None
+
     async def find(self, uuid: str, *, epoch: int | None = None, doubted: bool = False) -> KnownAgent | None:
         """The agent; a snapshot that is too old, lacks it or has an older epoch than `epoch` is loaded again.
 
@@ -131,13 +150,73 @@ class AgentDirectory:
             self._loading = None
 
 
-def _number(headers: Headers, name: str) -> int | None:
-    raw = headers.get(name.encode())
+def _say_if_failed(loading: asyncio.Future[None]) -> None:
+    if not loading.cancelled() and loading.exception() is not None:
+        log.warning("agents could not be read: %s", loading.exception())
+
+
+@dataclass(frozen=True, slots=True)
+class Signed:
+    """What the headers of a signed request say; `stamp` is the seq, or the time where there is none."""
+
+    uuid: str
+    epoch: int
+    seq: int | None
+    stamp: int
+    signature: bytes
+
+
+_AGENT, _EPOCH, _SEQ, _TIME, _SIGNATURE = (
+    name.encode()
+    for name in (
+        signing.AGENT_HEADER,
+        signing.EPOCH_HEADER,
+        signing.SEQ_HEADER,
+        signing.TIME_HEADER,
+        signing.SIGNATURE_HEADER,
+    )
+)
+
+
+def read_signed(headers: Headers) -> Signed:
+    """What a request says of its sender. Raises Refusal: bad_signature where something is missing."""
+    uuid, signature = headers.get(_AGENT, b""), headers.get(_SIGNATURE, b"")
+    epoch, seq, time_us = _number(headers, _EPOCH), _number(headers, _SEQ), _number(headers, _TIME)
+    stamp = seq if seq is not None else time_us
+    if not uuid or not signature or epoch is None or stamp is None or (seq is not None and time_us is not None):
+        raise Refusal(
+            "bad_signature",
+            f"Send {signing.AGENT_HEADER}, {signing.EPOCH_HEADER}, {signing.SIGNATURE_HEADER} and either"
+            f" {signing.SEQ_HEADER} or {signing.TIME_HEADER}.",
+        )
+    return Signed(uuid.decode("ascii", "replace"), epoch, seq, stamp, _raw(signature))
+
+
+def _number(headers: Headers, name: bytes) -> int | None:
+    raw = headers.get(name)
     if raw is None:
         return None
     if not raw.isdigit() or len(raw) > 18:
-        raise Refusal("bad_signature", f"The header {name} must be a whole number.")
+        raise Refusal("bad_signature", f"The header {name.decode()} must be a whole number.")
     return int(raw)
+
+
+def verified_at_hand(
+    directory: AgentDirectory, method: str, path: str, headers: Headers, digest: bytes, now: datetime
+) -> Caller | None:
+    """The sender of a request whose body has this SHA-256, as `authenticate` would find it, from any thread.
+
+    None where that takes a new snapshot or ends in another refusal. Raises Refusal: bad_signature.
+    """
+    signed = read_signed(headers)
+    agent = directory.at_hand(signed.uuid, signed.epoch)
+    if agent is None or agent.state != "active" or signed.seq is None:
+        return None
+    message = signing.request_message(
+        method=method, path=path, body=b"", epoch=signed.epoch, stamp=signed.stamp, digest=digest
+    )
+    key = _key_of(agent, signed.signature, message, now)
+    return None if key is None else Caller(agent, signed.epoch, signed.seq, key)
 
 
 async def authenticate(
@@ -155,49 +234,36 @@ async def authenticate(
     The signature covers method, path, the body as it was sent, the epoch and a seq; where there is no seq it covers a
     time, which must be within TIME_TOLERANCE_US of now. `digest` is the body's SHA-256, where it is known already.
     """
-    uuid = headers.get(signing.AGENT_HEADER.encode(), b"").decode("ascii", "replace")
-    signature = headers.get(signing.SIGNATURE_HEADER.encode(), b"").decode("ascii", "replace")
-    epoch, seq, stamp = (
-        _number(headers, name) for name in (signing.EPOCH_HEADER, signing.SEQ_HEADER, signing.TIME_HEADER)
-    )
-    if not uuid or not signature or epoch is None or (seq is None) == (stamp is None):
-        raise Refusal(
-            "bad_signature",
-            f"Send {signing.AGENT_HEADER}, {signing.EPOCH_HEADER}, {signing.SIGNATURE_HEADER} and either"
-            f" {signing.SEQ_HEADER} or {signing.TIME_HEADER}.",
-        )
+    signed, now = read_signed(headers), from_us(now_us)
+    uuid, epoch, seq, raw = signed.uuid, signed.epoch, signed.seq, signed.signature
     agent = await directory.find(uuid, epoch=epoch)
     if agent is None:
         raise Refusal("unknown_agent", "No agent has this id. Enrol it with a new token from the Agents page.")
-    raw = _raw(signature)
-    signed_stamp = seq if seq is not None else stamp
-    assert signed_stamp is not None
     message = signing.request_message(
-        method=method, path=path, body=body, epoch=epoch, stamp=signed_stamp, digest=digest
+        method=method, path=path, body=body, epoch=epoch, stamp=signed.stamp, digest=digest
     )
-    key = _key_of(agent, raw, message, now_us)
+    key = _key_of(agent, raw, message, now)
     if key is None and raw:
         agent = await directory.find(uuid, doubted=True) or agent
-        key = _key_of(agent, raw, message, now_us)
+        key = _key_of(agent, raw, message, now)
     if key is None:
         raise Refusal("bad_signature", "The request was not signed with a key that is good for this agent now.")
-    if stamp is not None and abs(stamp - now_us) > signing.TIME_TOLERANCE_US:
+    if seq is None and abs(signed.stamp - now_us) > signing.TIME_TOLERANCE_US:
         raise Refusal("bad_signature", "The signed time is over 5 minutes off. Set this machine's clock (NTP).")
     if agent.state == "retired":
         raise Refusal("retired", f"The agent {agent.name} was retired. Enrol it again if it shall serve.")
     if agent.state != "active":
         raise Refusal("unknown_agent", f"The agent {agent.name} waits for approval on the Agents page.", status=403)
-    return Caller(agent=agent, epoch=epoch, seq=seq, public_key=key, at_us=stamp or 0)
+    return Caller(agent=agent, epoch=epoch, seq=seq, public_key=key, at_us=signed.stamp if seq is None else 0)
 
 
-def _raw(signature: str) -> bytes:
+def _raw(signature: bytes) -> bytes:
     try:
-        return signing.from_text(signature)
+        return signing.from_text(signature.decode("ascii", "replace"))
     except ValueError:
         return b""
 
 
-def _key_of(agent: KnownAgent, signature: bytes, message: bytes, now_us: int) -> bytes | None:
+def _key_of(agent: KnownAgent, signature: bytes, message: bytes, now: datetime) -> bytes | None:
     """The agent's key that made the signature, if one did that is good now."""
-    keys = agent.keys(from_us(now_us))
-    return next((key for key in keys if signing.verify(key, signature, message)), None)
+    return next((key for key in agent.keys(now) if signing.verify(key, signature, message)), None)

@@ -7,9 +7,11 @@ import logging
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from functools import partial
+from typing import Generic, TypeVar
 
 import psycopg
 from psycopg import errors
@@ -88,43 +90,56 @@ def _store_poisoned(incoming: Incoming, error: Exception, now: datetime) -> Outc
         return NotStored(str(second))
 
 
-class GroupCommit:
-    """Coalesces reports of one process. At most one report of an epoch is in a transaction at a time."""
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
+Work = Callable[[Sequence[Item], datetime], Sequence[Answer]]
+
+
+class Groups(Generic[Item, Answer]):
+    """Coalesces what one process is given to do. Of one key at most one item is worked on at a time.
+
+    `work` runs on a thread and answers every item of a group; `failed` answers for it when it raises.
+    """
 
     def __init__(
         self,
-        commit: Commit = store_group,
+        work: Work[Item, Answer],
         *,
+        key: Callable[[Item], Hashable],
+        weight: Callable[[Item], int],
+        failed: Callable[[Exception], Answer],
         window_s: float = WINDOW_S,
         rows_max: int = ROWS_MAX,
         flushers: int = FLUSHERS,
     ) -> None:
-        self._commit = commit
+        self._work = work
+        self._key = key
+        self._weight = weight
+        self._failed = failed
         self._window_s = window_s
         self._rows_max = rows_max
         self._flushers = flushers
         self._threads = ThreadPoolExecutor(flushers, thread_name_prefix="exchange-commit")
-        self._waiting: deque[tuple[Incoming, asyncio.Future[Outcome]]] = deque()
+        self._waiting: deque[_Waiting[Item, Answer]] = deque()
         self._rows = 0
-        self._busy: set[tuple[int, int]] = set()
+        self._busy: set[Hashable] = set()
         self._running = 0
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def submit(self, incoming: Incoming) -> Result:
-        """The result once it is committed. Raises NotStored when it could not be stored now."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Outcome] = loop.create_future()
-        self._waiting.append((incoming, future))
-        self._rows += _weight(incoming)
+    def offer(self, item: Item, done: Callable[[Answer], None]) -> None:
+        """Takes an item; `done` is called with its answer, on the event loop."""
+        weight = self._weight(item)
+        self._waiting.append((item, self._key(item), weight, done))
+        self._rows += weight
         if self._rows >= self._rows_max:
             self._flush()
         elif self._timer is None:
-            self._timer = loop.call_later(self._window_s, self._flush)
-        outcome = await future
-        if isinstance(outcome, NotStored):
-            raise outcome
-        return outcome
+            self._timer = asyncio.get_running_loop().call_later(self._window_s, self._flush)
+
+    def close(self) -> None:
+        """Ends the threads when what they do is done."""
+        self._threads.shutdown()
 
     def _flush(self) -> None:
         if self._timer is not None:
@@ -136,39 +151,65 @@ class GroupCommit:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    def _take(self) -> list[tuple[Incoming, asyncio.Future[Outcome]]]:
-        batch: list[tuple[Incoming, asyncio.Future[Outcome]]] = []
-        left: deque[tuple[Incoming, asyncio.Future[Outcome]]] = deque()
+    def _take(self) -> list[_Waiting[Item, Answer]]:
+        batch: list[_Waiting[Item, Answer]] = []
+        left: list[_Waiting[Item, Answer]] = []
         rows = 0
         while self._waiting and rows < self._rows_max:
-            item = self._waiting.popleft()
-            key = _key(item[0])
-            if key in self._busy:
-                left.append(item)
+            waiting = self._waiting.popleft()
+            if waiting[1] in self._busy:
+                left.append(waiting)
                 continue
-            self._busy.add(key)
-            batch.append(item)
-            rows += _weight(item[0])
+            self._busy.add(waiting[1])
+            batch.append(waiting)
+            rows += waiting[2]
         self._waiting.extendleft(reversed(left))
         self._rows -= rows
         return batch
 
-    async def _run(self, batch: list[tuple[Incoming, asyncio.Future[Outcome]]]) -> None:
+    async def _run(self, batch: list[_Waiting[Item, Answer]]) -> None:
         loop = asyncio.get_running_loop()
-        group = [incoming for incoming, _ in batch]
+        group = [waiting[0] for waiting in batch]
         try:
-            outcomes = await loop.run_in_executor(self._threads, self._commit, group, datetime.now(UTC))
+            answers = await loop.run_in_executor(self._threads, self._work, group, datetime.now(UTC))
         except Exception as error:
             log.error("a group of reports could not be handled", exc_info=error)
-            outcomes = [NotStored(str(error))] * len(batch)
+            answers = [self._failed(error)] * len(batch)
         finally:
             self._running -= 1
-            self._busy.difference_update(map(_key, group))
-        for (_, future), outcome in zip(batch, outcomes, strict=True):
-            if not future.done():
-                future.set_result(outcome)
+            self._busy.difference_update([waiting[1] for waiting in batch])
+        # the next group begins before this one is answered: its answers bring new ones
         if self._waiting and self._timer is None:
-            self._timer = loop.call_soon(self._flush)  # type: ignore[assignment]
+            self._timer = loop.call_soon(self._flush)
+        for waiting, answer in zip(batch, answers, strict=True):
+            waiting[3](answer)
+
+
+_Waiting = tuple[Item, Hashable, int, Callable[[Answer], None]]
+"""An item, its key and weight, and what is called with its answer."""
+
+
+class GroupCommit(Groups[Incoming, Outcome]):
+    """Coalesces reports of one process into transactions, of an epoch at most one at a time."""
+
+    def __init__(self, commit: Commit = store_group, *, window_s: float = WINDOW_S) -> None:
+        super().__init__(
+            commit, key=_key, weight=_weight, failed=lambda error: NotStored(str(error)), window_s=window_s
+        )
+
+    async def submit(self, incoming: Incoming) -> Result:
+        """The result once it is committed. Raises NotStored when it could not be stored now."""
+        future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        self.offer(incoming, partial(_settle, future))
+        outcome = await future
+        if isinstance(outcome, NotStored):
+            raise outcome
+        return outcome
+
+
+def _settle(future: asyncio.Future[Outcome], outcome: Outcome) -> None:
+    if not future.done():
+        future.set_result(outcome)
 
 
 def _key(incoming: Incoming) -> tuple[int, int]:

@@ -23,17 +23,16 @@ from controlplane.core.period import to_us
 from controlplane.exchange import enrolment, rekeying
 from controlplane.exchange.answers import Outlook, compose, interval_ms, look
 from controlplane.exchange.authentication import AgentDirectory, Caller
-from controlplane.exchange.bounding import bounded, is_spend
+from controlplane.exchange.bounding import is_spend
 from controlplane.exchange.catalogue import catalogue
-from controlplane.exchange.composition import Result
 from controlplane.exchange.database import connection
-from controlplane.exchange.group_commit import GroupCommit, NotStored
+from controlplane.exchange.group_commit import GroupCommit, Groups, NotStored, store_group
 from controlplane.exchange.job_funds import fund_request
-from controlplane.exchange.messages import Incoming, decode, read_report
-from controlplane.exchange.problems import Refusal, Reply
+from controlplane.exchange.messages import decode
+from controlplane.exchange.problems import Refusal, Reply, fault, problem_reply
+from controlplane.exchange.reports import JSON, Arrived, ReportTaker, incoming_of, not_stored, refuse
 from controlplane.fleet.models import Slot
 from controlplane.policy.queries import bundle, desired_for, kept_bundle, signing_keys
-from controlplane.usage.cursors import Envelope, Verdict
 from controlplane.wire.enrolment import Enrol, Enrolled, Hello, Helloed
 from controlplane.wire.lease import LeaseAnswer, LeaseRequest
 from controlplane.wire.packed import FORM, is_packed
@@ -42,7 +41,6 @@ from controlplane.wire.rekeying import Rekey
 T = TypeVar("T")
 
 DIGEST = re.compile(r"[0-9a-f]{64}")
-_JSON = (b"content-type", b"application/json")
 _IMMUTABLE = (b"cache-control", b"private, max-age=31536000, immutable")
 # Bodies over this are parsed off the event loop.
 _LARGE_BYTES = 256 * 1024
@@ -55,7 +53,7 @@ _rekey_decoder = msgspec.json.Decoder(Rekey)
 
 
 def _reply(document: Any) -> Reply:
-    return Reply(200, msgspec.json.encode(document), (_JSON,))
+    return Reply(200, msgspec.json.encode(document), (JSON,))
 
 
 class Handlers:
@@ -66,6 +64,36 @@ class Handlers:
         self.directory = AgentDirectory(self.blocking)
         self._group_commit = group_commit or GroupCommit()
         self._outlooks = OutlookGroup(self.blocking)
+        taker = ReportTaker(self.directory, store_group, _look, lambda: datetime.now(UTC))
+        self._report_groups: Groups[Arrived, Reply | None] = Groups(
+            partial(_with_fresh_connection, taker.take),
+            # who sent it is not known before it is verified: `take` keeps an agent's reports apart
+            key=id,
+            weight=Arrived.weight,
+            failed=lambda error: problem_reply(fault().problem),
+        )
+
+    def offer(self, arrived: Arrived, done: Callable[[Reply | None], None]) -> None:
+        """A whole report, unverified; `done` is called with the reply, or None when it has to take the long way."""
+        loading = self.directory.refresh()
+        if loading is None:
+            self._report_groups.offer(arrived, done)
+        else:
+            loading.add_done_callback(partial(self._offer_known, arrived, done))
+
+    def _offer_known(
+        self, arrived: Arrived, done: Callable[[Reply | None], None], loading: asyncio.Future[None]
+    ) -> None:
+        if loading.cancelled() or loading.exception() is not None:
+            done(None)
+        else:
+            self._report_groups.offer(arrived, done)
+
+    def close(self) -> None:
+        """Ends the threads; each has a connection of its own until then."""
+        self._threads.shutdown()
+        self._group_commit.close()
+        self._report_groups.close()
 
     async def blocking(self, function: Callable[..., T], *arguments: Any, **named: Any) -> T:
         """Runs blocking work in a thread; a thread whose database connection broke gets a new one."""
@@ -115,28 +143,21 @@ class Handlers:
     async def report(
         self, caller: Caller, body: bytes, digest: bytes, received: datetime, content_type: bytes = b""
     ) -> Reply:
+        given = (caller, body, digest, to_us(received), content_type)
         if len(body) > _LARGE_BYTES and not is_packed(body):
-            report, packed = await self.blocking(read_report, body, content_type)
+            incoming = await self.blocking(incoming_of, *given)
         else:
-            report, packed = read_report(body, content_type)
-        if caller.seq != report.seq or report.seq < 1 or not 0 < report.epoch <= 2**31 - 1:
-            raise Refusal("bad_signature", "The signed seq is not the report's seq, or the report has no epoch.")
-        if caller.epoch not in (report.epoch, caller.agent.epoch):
-            raise Refusal("superseded", "The signed epoch is neither the report's nor this agent's present one.")
-        report, impossible = bounded(report)
-        lost_from = 0 if report.lost is None else report.lost.first_seq
-        envelope = Envelope(caller.agent.id, report.epoch, report.seq, digest, caller.epoch, lost_from)
-        incoming = Incoming(envelope, caller.agent.pool_id, report, to_us(received), impossible, packed)
+            incoming = incoming_of(*given)
         try:
             result = await self._group_commit.submit(incoming)
-            _refuse(result, incoming)
+            refuse(result, incoming)
             if caller.has_changed_its_key:
                 await self._complete_rotation(caller)
             outlook = await self._outlooks.of(caller.agent.id, caller.agent.epoch)
         except (NotStored, psycopg.OperationalError) as error:
-            raise Refusal("busy", "The report was not stored. Send the same bytes again.") from error
+            raise not_stored() from error
         now = datetime.now(UTC)
-        if outlook.live_number == report.live_number:
+        if outlook.live_number == incoming.report.live_number:
             return _reply(compose(incoming, result, outlook, now))
         return _reply(await self.blocking(compose, incoming, result, outlook, now))
 
@@ -170,7 +191,7 @@ class Handlers:
         if found is None:
             raise Refusal("not_found", "This pool has no signed policy of this digest.")
         etag = f'"{digest}"'.encode()
-        headers = (_JSON, (b"etag", etag), _IMMUTABLE)
+        headers = (JSON, (b"etag", etag), _IMMUTABLE)
         return Reply(304, b"", headers[1:]) if if_none_match == etag else Reply(200, found, headers)
 
 
@@ -218,26 +239,6 @@ def _check_served(cursor: Cursor[Any], caller: Caller, tenant_id: int) -> None:
             f"The pool {agent.pool} does not serve tenant {tenant_id} in revision {wanted}."
             " Give the tenant a class of this pool and push.",
         )
-
-
-def _refuse(result: Result, incoming: Incoming) -> None:
-    """Raises Refusal for every verdict that is not an acceptance."""
-    envelope = incoming.envelope
-    after = result.through + 1
-    if result.verdict is Verdict.EXPECTED:
-        raise Refusal("expected", f"Report {after} of epoch {envelope.epoch} comes next.", expected=after)
-    if result.verdict is Verdict.CONFLICT:
-        raise Refusal(
-            "conflict",
-            f"Report {envelope.seq} of epoch {envelope.epoch} was taken with other content. This one was kept aside.",
-            expected=after,
-        )
-    if result.verdict is Verdict.SEALED:
-        raise Refusal("sealed", f"Epoch {envelope.epoch} was closed at report {result.through}.", expected=after)
-    if result.verdict is Verdict.SUPERSEDED:
-        raise Refusal("superseded", "A newer process of this agent said hello. Stop this one.")
-    if result.verdict is Verdict.UNKNOWN:
-        raise Refusal("superseded", f"Epoch {envelope.epoch} was never issued to this agent. Say hello first.")
 
 
 class OutlookGroup:

@@ -47,6 +47,11 @@ class Refusal(Exception):
         self.problem = problem(code, detail, expected=expected, status=status)
 
 
+def fault() -> Refusal:
+    """For what must not happen; the log says more."""
+    return Refusal("busy", "The control plane met a fault, which is in its log.", status=500)
+
+
 @dataclass(frozen=True)
 class Reply:
     """What is sent back: status, body and headers."""

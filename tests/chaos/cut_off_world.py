@@ -75,7 +75,8 @@ class ControlPlane:
     async def start(self, *names: str) -> None:
         commands = {
             "web": ["-m", "uvicorn", "controlplane.config.asgi:application", "--host", "127.0.0.1", "--port",
-                    str(self.port), "--ws", "websockets-sansio", "--no-access-log", "--log-level", "warning"],
+                    str(self.port), "--http", "controlplane.config.asgi:HttpProtocol", "--ws", "websockets-sansio",
+                    "--no-access-log", "--log-level", "warning"],
             "controller": ["manage.py", "controller"],
         }  # fmt: skip
         for name in names or commands:

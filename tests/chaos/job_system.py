@@ -86,7 +86,8 @@ class JobSystem:
         env, celery = self.environment(), python("-m", "celery", "-A", "controlplane.config")
         web = python(
             "-m", "uvicorn", "controlplane.config.asgi:application", "--host", "127.0.0.1", "--port",
-            self.address.rpartition(":")[2], "--no-access-log", "--log-level", "warning",
+            self.address.rpartition(":")[2], "--http", "controlplane.config.asgi:HttpProtocol", "--no-access-log",
+            "--log-level", "warning",
         )  # fmt: skip
         worker = [*celery, "worker", "--pool", "threads", "--concurrency", "4", "--loglevel", "WARNING"]
         return [

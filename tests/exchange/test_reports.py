@@ -146,7 +146,7 @@ async def test_a_process_killed_between_commit_and_answer(agent, world, monkeypa
         real(group, now)
         raise Killed
 
-    agent.app._handlers._group_commit._commit = commit_then_die
+    agent.app._handlers._group_commit._work = commit_then_die
     task = asyncio.ensure_future(agent.send(report))
     done, _ = await asyncio.wait([task], timeout=1.0)
     assert not done or isinstance(task.exception(), BaseException) or task.result().status >= 500

@@ -1,0 +1,141 @@
+"""Reports straight from uvicorn's parser: no task, no ASGI messages and no timer for each, taken in groups on threads.
+
+A report of an agent that reports every second costs more to route than to store. This protocol hands complete reports
+to `ReportGroups` and writes what comes back; every other request, and a report with anything unusual about it, goes to
+the application as with uvicorn's own protocol. Start it with `--http controlplane.config.asgi:HttpProtocol`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import Any, Final
+
+from django.conf import settings
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from controlplane.exchange.asgi import READ_TIMEOUT_S, ExchangeApplication
+from controlplane.exchange.problems import Refusal, Reply, problem_reply
+from controlplane.exchange.reports import PATH, Arrived
+
+_URL: Final = PATH.encode()
+_UNUSUAL: Final = frozenset((b"content-encoding", b"transfer-encoding", b"expect", b"upgrade"))
+
+
+class _Nobody:
+    """Stands for the event that an ASGI application would wait for."""
+
+    def set(self) -> None:
+        """Nobody waits."""
+
+
+_NOBODY: Final = _Nobody()
+
+
+class ReportCycle:
+    """A report and its answer, in the place of uvicorn's cycle of request and response."""
+
+    __slots__ = (
+        "disconnected", "headers", "keep_alive", "message_event", "parts", "protocol", "response_complete", "timer",
+        "whole",
+    )  # fmt: skip
+
+    def __init__(self, protocol: ReportProtocol, headers: dict[bytes, bytes], *, keep_alive: bool) -> None:
+        self.protocol = protocol
+        self.headers = headers
+        self.parts: list[bytes] = []
+        self.keep_alive = keep_alive
+        self.whole = False
+        self.response_complete = False
+        self.disconnected = False
+        self.message_event = _NOBODY
+        self.timer: asyncio.TimerHandle | None = None
+
+    def answer(self, reply: Reply) -> None:
+        """Writes the reply, unless the connection is gone."""
+        protocol = self.protocol
+        if self.disconnected or self.response_complete or protocol.transport.is_closing():
+            return
+        self.response_complete = True
+        lines = [STATUS_LINE[reply.status]]
+        for name, value in (*protocol.server_state.default_headers, *reply.headers):
+            lines += (name, b": ", value, b"\r\n")
+        lines.append(b"x-content-type-options: nosniff\r\ncontent-length: %d\r\n" % len(reply.body))
+        lines.append(b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n")
+        lines.append(reply.body)
+        protocol.transport.write(b"".join(lines))
+        if not self.keep_alive:
+            protocol.transport.close()
+        protocol.on_response_complete()
+
+
+class ReportProtocol(HttpToolsProtocol):
+    """uvicorn's protocol with a short way for reports. Subclasses name the application as `exchange`."""
+
+    exchange: ExchangeApplication
+    cycle: Any
+
+    def on_headers_complete(self) -> None:
+        headers = self._usual_report()
+        if headers is None:
+            super().on_headers_complete()
+            return
+        self.cycle = ReportCycle(self, headers, keep_alive=self.parser.should_keep_alive())
+
+    def _usual_report(self) -> dict[bytes, bytes] | None:
+        """The headers of a report that may take the short way."""
+        if self.url != _URL or self.parser.get_method() != b"POST" or self.parser.get_http_version() != "1.1":
+            return None
+        if self.cycle is not None and not self.cycle.response_complete:
+            return None
+        if self.root_path or self.limit_concurrency is not None or self._is_logged():
+            return None
+        headers = dict(self.headers)
+        length = headers.get(b"content-length", b"")
+        if not length.isdigit() or int(length) > settings.REPORT_BODY_LIMIT_BYTES or b"x-flexband-agent" not in headers:
+            return None
+        return None if _UNUSUAL & headers.keys() else headers
+
+    def _is_logged(self) -> bool:
+        return self.access_log and self.access_logger.isEnabledFor(logging.INFO)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        cycle = self.cycle
+        if type(cycle) is ReportCycle and not cycle.whole and cycle.timer is None and not cycle.response_complete:
+            cycle.timer = self.loop.call_later(READ_TIMEOUT_S, self._stalled, cycle)
+
+    def _stalled(self, cycle: ReportCycle) -> None:
+        cycle.keep_alive = False
+        text = f"The body did not arrive within {READ_TIMEOUT_S:.0f} s."
+        cycle.answer(problem_reply(Refusal("unreadable", text, status=408).problem))
+
+    def on_body(self, body: bytes) -> None:
+        if type(self.cycle) is ReportCycle:
+            self.cycle.parts.append(body)
+        else:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        cycle = self.cycle
+        if type(cycle) is not ReportCycle:
+            super().on_message_complete()
+            return
+        cycle.whole = True
+        _stop(cycle)
+        if not cycle.response_complete:
+            parts = cycle.parts
+            arrived = Arrived(cycle.headers, parts[0] if len(parts) == 1 else b"".join(parts), time.time_ns() // 1000)
+            self.exchange.take_report(arrived, cycle.answer)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if type(self.cycle) is ReportCycle:
+            _stop(self.cycle)
+        super().connection_lost(exc)
+
+
+def _stop(cycle: ReportCycle) -> None:
+    if cycle.timer is not None:
+        cycle.timer.cancel()
+        cycle.timer = None

@@ -1,0 +1,173 @@
+"""A report from its bytes to its answer: opened, committed with others, answered from one look at the database.
+
+What comes by `protocol.ReportProtocol` takes the short way, in groups on a thread; what that way cannot decide (an
+agent that the snapshot lacks, a signature that its keys did not make, a key that changes) takes the long way of `asgi`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+import msgspec
+import psycopg
+from django.db import OperationalError
+
+from controlplane.core.period import to_us
+from controlplane.exchange.answers import Outlook, compose
+from controlplane.exchange.authentication import AgentDirectory, Caller, Headers, verified_at_hand
+from controlplane.exchange.bounding import bounded
+from controlplane.exchange.composition import Result
+from controlplane.exchange.group_commit import NotStored, Outcome
+from controlplane.exchange.messages import Incoming, read_report
+from controlplane.exchange.problems import Refusal, Reply, problem_reply
+from controlplane.usage.cursors import Envelope, Verdict
+from controlplane.wire.packed import ROW
+
+log = logging.getLogger(__name__)
+
+PATH: Final = "/agent/v1/report"
+JSON: Final = (b"content-type", b"application/json")
+WAIT_MAX_US: Final = 60_000_000
+"""A report that waited longer for its turn is refused: its agent has given up on it."""
+_encode = msgspec.json.Encoder().encode
+
+
+def incoming_of(caller: Caller, body: bytes, digest: bytes, received_us: int, content_type: bytes) -> Incoming:
+    """The report in a verified body. Raises Refusal: unreadable, must_upgrade, bad_signature, superseded."""
+    report, packed = read_report(body, content_type)
+    if caller.seq != report.seq or report.seq < 1 or not 0 < report.epoch <= 2**31 - 1:
+        raise Refusal("bad_signature", "The signed seq is not the report's seq, or the report has no epoch.")
+    if caller.epoch not in (report.epoch, caller.agent.epoch):
+        raise Refusal("superseded", "The signed epoch is neither the report's nor this agent's present one.")
+    report, impossible = bounded(report)
+    lost_from = 0 if report.lost is None else report.lost.first_seq
+    envelope = Envelope(caller.agent.id, report.epoch, report.seq, digest, caller.epoch, lost_from)
+    return Incoming(envelope, caller.agent.pool_id, report, received_us, impossible, packed)
+
+
+def refuse(result: Result, incoming: Incoming) -> None:
+    """Raises Refusal for every verdict that is not an acceptance."""
+    envelope = incoming.envelope
+    after = result.through + 1
+    if result.verdict is Verdict.EXPECTED:
+        raise Refusal("expected", f"Report {after} of epoch {envelope.epoch} comes next.", expected=after)
+    if result.verdict is Verdict.CONFLICT:
+        raise Refusal(
+            "conflict",
+            f"Report {envelope.seq} of epoch {envelope.epoch} was taken with other content. This one was kept aside.",
+            expected=after,
+        )
+    if result.verdict is Verdict.SEALED:
+        raise Refusal("sealed", f"Epoch {envelope.epoch} was closed at report {result.through}.", expected=after)
+    if result.verdict is Verdict.SUPERSEDED:
+        raise Refusal("superseded", "A newer process of this agent said hello. Stop this one.")
+    if result.verdict is Verdict.UNKNOWN:
+        raise Refusal("superseded", f"Epoch {envelope.epoch} was never issued to this agent. Say hello first.")
+
+
+def not_stored() -> Refusal:
+    """The agent keeps the report."""
+    return Refusal("busy", "The report was not stored. Send the same bytes again.")
+
+
+@dataclass(slots=True)
+class Arrived:
+    """A report as it came: nothing of it is verified. `received_us` is when its last byte was here."""
+
+    headers: Headers
+    body: bytes
+    received_us: int
+
+    def weight(self) -> int:
+        """About how many rows it has."""
+        return 1 + len(self.body) // ROW.size
+
+
+Store = Callable[[Sequence[Incoming], datetime], Sequence[Outcome]]
+Look = Callable[[list[tuple[int, int]], datetime], Outlook]
+Opened = tuple[int, Caller, Incoming]
+"""With its position in the group."""
+
+
+class ReportTaker:
+    """Takes groups of reports, blocking."""
+
+    def __init__(self, directory: AgentDirectory, store: Store, look: Look, clock: Callable[[], datetime]) -> None:
+        self._directory = directory
+        self._store = store
+        self._look = look
+        self._clock = clock
+
+    def take(self, group: Sequence[Arrived], now: datetime) -> list[Reply | None]:
+        """The reply to each, None for one that must take the long way."""
+        replies: list[Reply | None] = [None] * len(group)
+        accepted: list[tuple[Opened, Result]] = []
+        for opened in _apart(self._open_all(group, now, replies)):
+            outcomes = self._store([incoming for _, _, incoming in opened], now)
+            for one, outcome in zip(opened, outcomes, strict=True):
+                try:
+                    accepted.append((one, _accepted(outcome, one[2])))
+                except Refusal as refusal:
+                    replies[one[0]] = problem_reply(refusal.problem)
+        self._answer_all(accepted, replies)
+        return replies
+
+    def _open_all(self, group: Sequence[Arrived], now: datetime, replies: list[Reply | None]) -> list[Opened]:
+        opened: list[Opened] = []
+        now_us = to_us(now)
+        for at, arrived in enumerate(group):
+            try:
+                if now_us - arrived.received_us > WAIT_MAX_US:
+                    raise not_stored()
+                found = self._open(arrived, now)
+            except Refusal as refusal:
+                replies[at] = problem_reply(refusal.problem)
+                continue
+            if found is not None:
+                opened.append((at, *found))
+        return opened
+
+    def _open(self, arrived: Arrived, now: datetime) -> tuple[Caller, Incoming] | None:
+        digest = hashlib.sha256(arrived.body).digest()
+        caller = verified_at_hand(self._directory, "POST", PATH, arrived.headers, digest, now)
+        if caller is None or caller.has_changed_its_key:
+            return None
+        content_type = arrived.headers.get(b"content-type", b"")
+        return caller, incoming_of(caller, arrived.body, digest, arrived.received_us, content_type)
+
+    def _answer_all(self, accepted: Sequence[tuple[Opened, Result]], replies: list[Reply | None]) -> None:
+        if not accepted:
+            return
+        agents = [(caller.agent.id, caller.agent.epoch) for (_, caller, _), _ in accepted]
+        now = self._clock()
+        try:
+            outlook = self._look(agents, now)
+            for (at, _, incoming), result in accepted:
+                replies[at] = Reply(200, _encode(compose(incoming, result, outlook, now)), (JSON,))
+        except (psycopg.OperationalError, OperationalError) as error:
+            log.warning("reports were stored and not answered, their agents send them again: %s", error)
+            for (at, _, _), _ in accepted:
+                replies[at] = replies[at] or problem_reply(not_stored().problem)
+
+
+def _apart(opened: Sequence[Opened]) -> Iterator[list[Opened]]:
+    """What may be one transaction each: of an agent's epoch one report, in the order they came."""
+    while opened:
+        first: dict[tuple[int, int], Opened] = {}
+        for one in opened:
+            first.setdefault((one[2].envelope.agent_id, one[2].envelope.epoch), one)
+        yield list(first.values())
+        taken = {at for at, _, _ in first.values()}
+        opened = [one for one in opened if one[0] not in taken] if len(taken) < len(opened) else []
+
+
+def _accepted(outcome: Outcome, incoming: Incoming) -> Result:
+    if isinstance(outcome, NotStored):
+        raise not_stored()
+    refuse(outcome, incoming)
+    return outcome
