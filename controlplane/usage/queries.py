@@ -5,22 +5,25 @@ from __future__ import annotations
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import numpy as np
 from django.db import connection
 
 from controlplane.core.histogram import Histogram
-from controlplane.core.period import US_PER_QUARTER, from_us, to_us
+from controlplane.core.period import US_PER_QUARTER, Calendar, Window, from_us, to_us, window_at
 from controlplane.core.stage_stack import StageStack
 from controlplane.usage.models import DecisionSample, UsageRecord
 from controlplane.usage.retired_records import records_of_request
 from controlplane.usage.rollup_keys import KEY_COLUMNS, ROLLUP_COLUMNS, SUM_COLUMNS
+from controlplane.usage.rollups import billing_zone
 from controlplane.usage.sketch import Sketch, merge_groups
 
 DIMENSIONS = KEY_COLUMNS
 # A record arrives within seconds; one of an agent that was cut off may take as long as its spool is kept.
+_DAY = timedelta(days=1)
 _USUAL_DELAY = timedelta(days=1)
 _LONGEST_DELAY = timedelta(days=15)
 
@@ -67,13 +70,20 @@ class Breakdown:
     stack: StageStack
 
 
-def _sources(scope: Scope) -> tuple[str, list[Any]]:
-    """The union of the levels that cover the scope exactly: quarters inside, minutes at the edges, open deltas."""
+Piece = tuple[str, str, datetime | date, datetime | date]
+"""A table of rollups, its column of time, and the part of it to read."""
+
+
+def _sources(scope: Scope, *, days: bool = False) -> tuple[str, list[Any]]:
+    """The union of the levels that cover the scope exactly: quarters inside, minutes at the edges, open deltas.
+
+    With `days` whole days of the billing zone are read as such where there are some; `at` is no instant then.
+    """
     first = from_us(-(-to_us(scope.since) // US_PER_QUARTER) * US_PER_QUARTER)
     last = from_us(to_us(scope.until) // US_PER_QUARTER * US_PER_QUARTER)
-    pieces: list[tuple[str, str, datetime, datetime]] = []
+    pieces: list[Piece] = []
     if first < last:
-        pieces.append(("usage_rollupquarter", "quarter", first, last))
+        pieces += _of_quarters(first, last, days=days)
         pieces.append(("usage_rollupminute", "minute", scope.since, first))
         pieces.append(("usage_rollupminute", "minute", last, scope.until))
     else:
@@ -82,13 +92,38 @@ def _sources(scope: Scope) -> tuple[str, list[Any]]:
     where, given = _conditions(scope)
     selects, parameters = [], []
     for table, column, since, until in pieces:
-        if since < until:
+        if since < until:  # type: ignore[operator]  # both are instants or both are dates
             selects.append(
-                f"SELECT {column} AS at, {', '.join(ROLLUP_COLUMNS)} FROM {table}"  # noqa: S608 - names are constants
+                f"SELECT {'NULL::timestamptz' if days else column} AS at, {', '.join(ROLLUP_COLUMNS)} FROM {table}"  # noqa: S608 - names are constants
                 f" WHERE {column} >= %s AND {column} < %s{where}"
             )
             parameters += [since, until, *given]
     return " UNION ALL ".join(selects), parameters
+
+
+def _of_quarters(first: datetime, last: datetime, *, days: bool) -> list[Piece]:
+    """What covers [first, last), whole quarters: days inside where they are wanted and there are any."""
+    within = whole_days(billing_zone(), first, last) if days and last - first > _DAY else None
+    if within is None:
+        return [("usage_rollupquarter", "quarter", first, last)]
+    begin, end = within
+    return [
+        ("usage_rollupquarter", "quarter", first, begin.start),
+        ("usage_rollupday", "day", date.fromisoformat(begin.label), date.fromisoformat(end.label)),
+        ("usage_rollupquarter", "quarter", end.start, last),
+    ]
+
+
+def whole_days(zone: ZoneInfo, first: datetime, last: datetime) -> tuple[Window, Window] | None:
+    """The first whole day of a zone in [first, last) and the day after the last; None where there is none.
+
+    Folds put whole quarters into days: a zone whose days begin elsewhere has none.
+    """
+    begin, end = window_at(zone, Calendar.DAY, first), window_at(zone, Calendar.DAY, last)
+    if begin.start < first:
+        begin = window_at(zone, Calendar.DAY, begin.end)
+    starts = (to_us(begin.start), to_us(end.start))
+    return None if starts[0] >= starts[1] or any(us % US_PER_QUARTER for us in starts) else (begin, end)
 
 
 def _conditions(scope: Scope) -> tuple[str, list[Any]]:
@@ -140,7 +175,7 @@ def _minutes_only(scope: Scope) -> tuple[str, list[Any]]:
 
 
 def _totals(scope: Scope, expressions: list[str], names: list[str], *, fine: bool = False) -> list[Totals]:
-    source, parameters = _minutes_only(scope) if fine else _sources(scope)
+    source, parameters = _minutes_only(scope) if fine else _sources(scope, days="at" not in names)
     sums = ", ".join(f"coalesce(sum({name}), 0)::bigint" for name in SUM_COLUMNS)
     columns = ", ".join([*expressions, sums])
     grouping = ", ".join(str(at + 1) for at in range(len(expressions)))
@@ -173,7 +208,7 @@ def _nothing() -> Breakdown:
 def breakdowns(scope: Scope, by: Sequence[str] = ()) -> dict[tuple[int, ...], Breakdown]:
     """Breakdowns by the values of the dimensions asked for."""
     _check_dimensions(by)
-    source, parameters = _sources(scope)
+    source, parameters = _sources(scope, days=True)
     columns = ", ".join([*by, "requests", "stages"])
     with connection.cursor() as cursor:
         cursor.execute(f"SELECT {columns} FROM ({source}) AS u", parameters)  # noqa: S608 - names are constants

@@ -60,8 +60,7 @@ def fold(now: datetime) -> int:
 
 
 def _fold_batch(now: datetime) -> int:
-    row = Installation.objects.filter(pk=1).values_list("billing_zone", flat=True).first()
-    zone = load_zone(row or "UTC")
+    zone = billing_zone()
     with transaction.atomic(), connection.cursor() as cursor:
         cursor.execute("SELECT pg_try_advisory_xact_lock(%s)", (FOLD_LOCK,))
         if not cursor.fetchone()[0]:
@@ -78,6 +77,11 @@ def _fold_batch(now: datetime) -> int:
         if deltas:
             _add_to_levels(cursor, deltas, zone)
         return len(deltas)
+
+
+def billing_zone() -> ZoneInfo:
+    """The zone whose days are summed up."""
+    return load_zone(Installation.objects.filter(pk=1).values_list("billing_zone", flat=True).first() or "UTC")
 
 
 def _add_to_levels(cursor: Any, deltas: Sequence[tuple[Any, ...]], zone: ZoneInfo) -> None:

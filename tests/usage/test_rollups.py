@@ -6,6 +6,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from random import Random
+from zoneinfo import ZoneInfo
 
 import pytest
 from django.core.management import CommandError, call_command
@@ -124,6 +125,38 @@ def test_queries_are_the_same_before_and_after_the_fold(world, in_transaction):
         known = [row.queue_us for row in inside if row.queue_us >= 0]
         assert breakdown.stages["queue"].count == len(known)
     assert len(inside) < 500
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Asia/Kolkata", "America/New_York"])
+def test_whole_days_of_the_billing_zone_are_read_as_days(world, in_transaction, zone):
+    Installation.objects.update(billing_zone=zone)
+    rows = scattered(world, 400, spread_s=6 * 86_400)
+    store(in_transaction, world, rows)
+    fold(NOW + timedelta(minutes=5))
+    until = NOW.replace(second=0) + timedelta(minutes=3)
+    scopes = [
+        Scope(until - timedelta(days=back, minutes=minutes), until - timedelta(minutes=later))
+        for back, minutes, later in ((5, 0, 0), (4, 37, 1_441), (3, 815, 300), (1, 100, 0), (0, 900, 7))
+    ]
+    found = [(queries.totals(scope, by=("outcome",)), queries.breakdowns(scope)) for scope in scopes]
+    for scope, (totals, breakdowns) in zip(scopes, found, strict=True):
+        inside = [row for row in rows if scope.since <= from_us(row.ended_us // 60_000_000 * 60_000_000) < scope.until]
+        assert sum(row.requests for row in totals) == len(inside) == breakdowns[()].requests
+        assert sum(row.charge_output_nanos for row in totals) == sum(row.charge_output_nanos for row in inside)
+    begin, end = queries.whole_days(ZoneInfo(zone), scopes[0].since, scopes[0].until)
+    assert end.start - begin.start >= timedelta(days=3)
+    assert RollupQuarter.objects.filter(quarter__gte=begin.start, quarter__lt=end.start).delete()[0]
+    assert queries.totals(scopes[0], by=("outcome",)) == found[0][0]
+
+
+def test_there_is_no_whole_day_between_two_midnights_of_one(world):
+    noon = datetime(2026, 3, 8, 12, tzinfo=UTC)
+    zone = ZoneInfo("America/New_York")
+    assert queries.whole_days(zone, noon, noon + timedelta(hours=39)) is None
+    # the day of 8 March has 23 hours there, so 9 March begins at 4:00
+    begin, end = queries.whole_days(zone, noon, noon + timedelta(hours=40))
+    assert (begin.label, end.label) == ("2026-03-09", "2026-03-10")
+    assert begin.start == datetime(2026, 3, 9, 4, tzinfo=UTC)
 
 
 def test_verify_finds_a_number_that_was_changed(world, in_transaction, capsys):
