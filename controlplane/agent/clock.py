@@ -5,7 +5,7 @@ import time
 from collections import deque
 from typing import Final
 
-from controlplane.wire.report import ClockReading
+from controlplane.wire.report import ClockReading, ahead_us
 
 log = logging.getLogger(__name__)
 
@@ -14,8 +14,7 @@ IDLE_SLEW_US: Final = 50_000
 BUSY_SLEW_US: Final = 500
 """Per adjustment of about one second, while something runs: 0.05 % of every duration."""
 READINGS: Final = 8
-OFF_BY_US: Final = 1_000_000
-"""An offset beyond this is warned of; records more than 5 minutes in the future are set aside."""
+"""An offset beyond `wire.report.OFF_BY_US` is warned of; records more than 5 minutes in the future are set aside."""
 
 
 class OffsetFilter:
@@ -35,14 +34,19 @@ class OffsetFilter:
         half_us = (received_us - sent_us) // 2
         self._readings.append(ClockReading(sent_us + half_us - server_us, half_us))
 
+    def shift(self, by_us: int) -> None:
+        """This clock was set: what was read before is that much off now."""
+        moved = [ClockReading(reading.offset_us + by_us, reading.error_us) for reading in self._readings]
+        self._readings.clear()
+        self._readings.extend(moved)
+
     def reading(self) -> ClockReading | None:
         """The best reading; None before the first exchange."""
         return min(self._readings, key=lambda reading: reading.error_us, default=None)
 
     def is_off(self) -> bool:
         """Whether this clock is certainly wrong by more than the limit, or the other one is."""
-        reading = self.reading()
-        return reading is not None and abs(reading.offset_us) - reading.error_us > OFF_BY_US
+        return ahead_us(self.reading()) != 0
 
 
 class Clock:
@@ -79,10 +83,12 @@ class Clock:
         now_us = self.now_us()
         gap_us = time.time_ns() // 1000 - (time.monotonic_ns() // 1000 + self._offset_us)
         if gap_us > STEP_AFTER_US and idle:
-            self._offset_us += gap_us
+            by_us = gap_us
         else:
             most_us = IDLE_SLEW_US if idle else BUSY_SLEW_US
-            self._offset_us += max(-most_us, min(most_us, gap_us))
+            by_us = max(-most_us, min(most_us, gap_us))
+        self._offset_us += by_us
+        self.offset.shift(by_us)
         self._floor_us = now_us
 
 

@@ -25,7 +25,7 @@ from controlplane.agent.lease_desk import LeaseDesk
 from controlplane.agent.live_figures import Seen
 from controlplane.agent.options import Options
 from controlplane.agent.policy_state import LiveList, PolicyState, Trust
-from controlplane.agent.reporting import cut_last_report, cut_report, look_around, name_lost, recut
+from controlplane.agent.reporting import cut_last_report, cut_report, follow_clock, look_around, name_lost, recut
 from controlplane.agent.spool import EpochSpool, StoredReport
 from controlplane.agent.spool_store import SpoolStore
 from controlplane.agent.version import SOFTWARE
@@ -78,8 +78,7 @@ class Control:
         self.on_trust: Callable[[Trust], None] = lambda trust: None
         self._wake = asyncio.Event()
         self._sent_s = 0.0
-        self._cut_us = 0
-        self._tidied_us = 0
+        self._cut_us = self._tidied_us = 0
         self._too_large = (0, 0)
         self._keys_asked_us: dict[str, int] = {}
         self._hello_due = False
@@ -156,9 +155,8 @@ class Control:
         """Get an epoch, which fences any older process of this agent; takes as long as it takes."""
         failures = 0
         while True:
-            old = self.store.unsealed()
             current = [] if self.store.current is None else [self.store.current]
-            epochs = [spool.epoch for spool in (*old, *current)]
+            epochs = [spool.epoch for spool in (*self.store.unsealed(), *current)]
             message = Hello(software=SOFTWARE, boot_id=boot_id(), spooled_epochs=epochs, address=self.options.address)
             sent_us = self.engine.clock.now_us()
             try:
@@ -173,6 +171,7 @@ class Control:
                 failures += 1
                 await self._trouble(f"no hello: {error}", failures)
         self.engine.clock.compare(sent_us, helloed.server_time_us)
+        follow_clock(self.engine, sent_us)
         self.reachable, self.trouble = True, ""
         self.identity = identities.remember_hello(self.options.state_dir, self.identity, helloed)
         self.engine.agent_id = helloed.agent_id
@@ -200,8 +199,8 @@ class Control:
         Once for a key in ten minutes; False when that was done and the key is still unknown.
         """
         now_us = self.engine.clock.now_us()
-        asked = {name: at_us for name, at_us in self._keys_asked_us.items() if now_us - at_us < ASK_KEY_EVERY_US}
-        self._keys_asked_us = asked
+        known = self._keys_asked_us.items()
+        asked = self._keys_asked_us = {key: at_us for key, at_us in known if now_us - at_us < ASK_KEY_EVERY_US}
         name = f"{use}:{kid}"
         if name in asked:
             return False

@@ -24,16 +24,19 @@ class SlicePurse(LeasePurse):
 class HeldLease:
     """One lease row of the control plane as it is spent here."""
 
-    __slots__ = ("closed_us", "epoch", "expires_us", "job", "learnt_us", "lease_id", "purse", "tenant_id")
+    __slots__ = ("closed_us", "ends_us", "epoch", "expires_us", "job", "learnt_us", "lease_id", "purse", "tenant_id")
 
-    def __init__(self, lease: Lease, epoch: int, now_us: int) -> None:
+    def __init__(self, lease: Lease, epoch: int, now_us: int, ahead_us: int) -> None:
         self.lease_id = lease.lease_id
         self.epoch = epoch
         self.tenant_id = lease.tenant_id
         self.job = lease.job
         """The job whose requests alone it pays for; empty for those of its tenant."""
         self.purse = (SlicePurse if lease.outage else LeasePurse)(lease.amount_nanos, lease_id=lease.lease_id)
-        self.expires_us = lease.expires_us
+        self.ends_us = lease.expires_us
+        """When it ends, by the control plane's clock."""
+        self.expires_us = lease.expires_us + ahead_us
+        """The same by the clock here."""
         self.learnt_us = now_us
         self.closed_us: int | None = None
 
@@ -54,6 +57,8 @@ class LeaseBook:
 
     def __init__(self) -> None:
         self.epoch = 0
+        self._ahead_us = 0
+        """How far the clock here is ahead of the control plane's, as the last report had it."""
         self._leases: dict[int, HeldLease] = {}
         self._by_tenant: dict[int, list[HeldLease]] = {}
         self._slices: dict[int, list[HeldLease]] = {}
@@ -73,6 +78,17 @@ class LeaseBook:
         self.epoch = epoch
         for held in self._leases.values():
             if held.closed_us is None:
+                held.close(now_us)
+
+    def follow_clock(self, ahead_us: int, now_us: int) -> None:
+        """A report is cut, or the first answer came: from here on ends are reckoned with this.
+
+        What has ended by then is over for good, whatever the clock does next: the report tells that it is.
+        """
+        self._ahead_us = ahead_us
+        for held in self._leases.values():
+            held.expires_us = held.ends_us + ahead_us
+            if held.closed_us is None and now_us > held.expires_us:
                 held.close(now_us)
 
     def apply(self, leases: list[Lease], exhausted: list[Exhausted], *, asked_us: int, now_us: int) -> None:
@@ -108,12 +124,14 @@ class LeaseBook:
     def _take(self, lease: Lease, now_us: int) -> None:
         held = self._leases.get(lease.lease_id)
         if held is None:
-            held = self._leases[lease.lease_id] = HeldLease(lease, self.epoch, now_us)
+            held = self._leases[lease.lease_id] = HeldLease(lease, self.epoch, now_us, self._ahead_us)
             self._kept_in(held).setdefault(lease.tenant_id, []).append(held)
             if not lease.outage:
                 self._exhausted.pop(lease.tenant_id, None)
             return
-        held.expires_us = lease.expires_us
+        if held.closed_us is not None and held.epoch == self.epoch and lease.expires_us > held.ends_us:
+            held.closed_us = None
+        held.ends_us, held.expires_us = lease.expires_us, lease.expires_us + self._ahead_us
         more = lease.amount_nanos - held.purse.granted_nanos
         if more > 0:
             held.purse.grant(more)

@@ -22,6 +22,7 @@ from controlplane.core.reasons import Outcome
 from controlplane.wire.packed import NO_ROWS, pack, pack_row, read_report
 from controlplane.wire.report import (
     LAYOUT,
+    ClockReading,
     DecisionSample,
     ItemDone,
     LeaseSpend,
@@ -29,6 +30,7 @@ from controlplane.wire.report import (
     Report,
     SlotMeter,
     SlotUsage,
+    ahead_us,
 )
 
 RECORDS_MAX: Final = 8_000
@@ -78,6 +80,13 @@ def collect_meters(engine: Engine, now_us: int, *, gathered: bool = False) -> Me
         meters += seen
     engine.leaving = [slot for slot in engine.leaving if slot.metered.holds_back]
     return Metered(usage, meters)
+
+
+def follow_clock(engine: Engine, now_us: int) -> ClockReading | None:
+    """Reckon the ends of leases by the best reading of the clock, which is returned."""
+    clock = engine.clock.offset.reading()
+    engine.leases.follow_clock(ahead_us(clock), now_us)
+    return clock
 
 
 async def look_around(engine: Engine, spool: EpochSpool) -> Seen:
@@ -133,6 +142,7 @@ def _cut_once(
     now_seen = picture(engine, now_us) if seen is None else seen.picture
     metered = collect_meters(engine, now_us, gathered=seen is not None)
     entries = carried(spool.state.closed, RECORDS_MAX)
+    clock = follow_clock(engine, now_us)
     ends = engine.items.take_ends()
     seq = spool.state.last_seq + 1
     report = Report(
@@ -158,7 +168,7 @@ def _cut_once(
         item_room=engine.items.room(now_us),
         items_through=engine.items.through,
         items_done=ends + items_done(entries),
-        clock=engine.clock.offset.reading(),
+        clock=clock,
     )
     whole = len(entries) == len(spool.state.closed)
     body = _body(spool, report, NO_ROWS if seen is None else seen.rows)

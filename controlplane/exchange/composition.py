@@ -37,6 +37,7 @@ from controlplane.usage.cursors import Verdict
 from controlplane.usage.ingest import SetAside
 from controlplane.usage.records import Records
 from controlplane.usage.validation import Bounds, Fault
+from controlplane.wire.report import ahead_us
 
 _COMPLETED = Outcome.COMPLETED.code
 _UNKNOWN_IDS = {Fault.UNKNOWN_TENANT, Fault.UNKNOWN_CLASS, Fault.UNKNOWN_MODEL, Fault.UNKNOWN_SLOT, Fault.UNKNOWN_RATE}
@@ -300,7 +301,9 @@ def _settle(
     now: datetime,
 ) -> None:
     reports = [
-        budgets.SpendReport(i.envelope.agent_id, i.report.sent_us, i.report.spends) for i in taken if i.report.spends
+        budgets.SpendReport(i.envelope.agent_id, i.report.sent_us - ahead_us(i.report.clock), i.report.spends)
+        for i in taken
+        if i.report.spends
     ]
     sealed = [(i.envelope.agent_id, i.envelope.epoch) for i in taken if i.report.seal]
     overspent = budgets.settle(cursor, reports, now, sealed, waivers)

@@ -289,6 +289,20 @@ class ClockReading(Struct, array_like=True, frozen=True):
     error_us: int
 
 
+OFF_BY_US = 1_000_000
+"""A clock is only called wrong, and reckoned with, beyond this and the reading's error."""
+
+
+def ahead_us(reading: ClockReading | None) -> int:
+    """How far the agent's clock is ahead of the control plane's where it is certainly wrong, else 0.
+
+    Ends of leases are the control plane's times. Both sides compare them with the agent's time less this, by the
+    reading in the report: what one takes for over is over for the other.
+    """
+    wrong = reading is not None and abs(reading.offset_us) - reading.error_us > OFF_BY_US
+    return reading.offset_us if reading is not None and wrong else 0
+
+
 class LostReports(Struct, array_like=True, frozen=True):
     """Reports from `first_seq` up to the one before this are lost for good; `records` in them, -1 where not known."""
 

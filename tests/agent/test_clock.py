@@ -8,7 +8,10 @@ import time
 
 import pytest
 
-from controlplane.agent.clock import BUSY_SLEW_US, OFF_BY_US, READINGS, Clock, OffsetFilter
+from controlplane.agent.clock import BUSY_SLEW_US, READINGS, Clock, OffsetFilter
+from controlplane.agent.purses import LeaseBook
+from controlplane.core.admission_snapshot import BudgetView
+from controlplane.wire.report import OFF_BY_US, ClockReading, Lease, ahead_us
 from tests.agent.wire_client import WireClient, chat_body, post
 
 S = 1_000_000
@@ -97,3 +100,70 @@ def test_a_clock_is_called_wrong_only_when_it_certainly_is(caplog):
     for _ in range(READINGS):
         clock.compare(clock.now_us(), clock.now_us())
     assert not clock.offset.is_off() and caplog.text.count("right again") == 1
+
+
+@pytest.mark.parametrize("shift_us", [-3600 * S, 3600 * S])
+def test_what_was_read_before_the_clock_was_set_is_known_to_be_off_by_as_much(monkeypatch, shift_us):
+    clock = Clock()
+    for _ in range(READINGS):
+        clock.compare(clock.now_us(), clock.now_us())
+    assert not clock.offset.is_off()
+    wall(monkeypatch, shift_us)
+    for _ in range(3):
+        clock.adjust(idle=True)
+    reading = clock.offset.reading()
+    moved_us = clock.now_us() - REAL_NS() // 1000
+    assert reading is not None and abs(reading.offset_us - max(moved_us, reading.offset_us)) < S
+    assert clock.offset.is_off() == (shift_us > 0), "forward at once; back it only stands still"
+
+
+def test_only_a_clock_that_is_certainly_wrong_is_reckoned_with():
+    assert ahead_us(None) == ahead_us(ClockReading(OFF_BY_US, 0)) == ahead_us(ClockReading(-3 * S, 2 * S)) == 0
+    assert (ahead_us(ClockReading(3600 * S, S)), ahead_us(ClockReading(-3600 * S, S))) == (3600 * S, -3600 * S)
+
+
+class TestLeases:
+    """Their ends are times of the control plane's clock."""
+
+    NOW = 1_800_000_000 * S
+
+    def book(self, ahead: int) -> LeaseBook:
+        book = LeaseBook()
+        book.begin_epoch(1, self.NOW)
+        book.follow_clock(ahead, self.NOW + ahead)
+        return book
+
+    def usable(self, book: LeaseBook, now_us: int) -> bool:
+        view = BudgetView(None)
+        book.look_up(view, 1, 10, now_us)
+        return view.purse is not None
+
+    @pytest.mark.parametrize("ahead", [0, 3600 * S, -3600 * S])
+    def test_a_lease_lasts_as_long_as_it_was_given_on_a_clock_that_is_wrong(self, ahead):
+        book, here = self.book(ahead), self.NOW + ahead
+        book.apply([Lease(5, 1, 100, self.NOW + 600 * S)], [], asked_us=here, now_us=here)
+        assert self.usable(book, here) and self.usable(book, here + 599 * S)
+        assert not self.usable(book, here + 600 * S)
+
+    def test_a_clock_that_is_set_while_a_lease_runs_neither_ends_nor_prolongs_it(self):
+        book = self.book(0)
+        book.apply([Lease(5, 1, 100, self.NOW + 600 * S)], [], asked_us=self.NOW, now_us=self.NOW)
+        book.follow_clock(3600 * S, self.NOW + 3600 * S)
+        assert self.usable(book, self.NOW + 3600 * S)
+        assert not self.usable(book, self.NOW + 3600 * S + 600 * S)
+
+    def test_what_a_report_told_to_be_over_stays_over_whatever_the_clock_does(self):
+        """The control plane has given the rest back: it must not be spent when the clock is set back."""
+        book = self.book(0)
+        book.apply([Lease(5, 1, 100, self.NOW + 600 * S)], [], asked_us=self.NOW, now_us=self.NOW)
+        book.follow_clock(0, self.NOW + 601 * S)
+        assert not self.usable(book, self.NOW + 10 * S)
+        assert [(row.lease_id, row.spent_nanos, row.reserved_nanos) for row in book.spends()] == [(5, 0, 0)]
+
+    def test_a_slice_whose_end_moved_on_may_be_spent_again(self):
+        book = self.book(0)
+        for end_s, at_s in ((600, 0), (1_200, 700)):
+            at_us = self.NOW + at_s * S
+            book.follow_clock(0, at_us)
+            book.apply([Lease(5, 1, 100, self.NOW + end_s * S)], [], asked_us=at_us, now_us=at_us)
+            assert self.usable(book, at_us)
