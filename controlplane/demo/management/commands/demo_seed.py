@@ -14,6 +14,7 @@ from controlplane.demo.organisation import ACTOR, REASON, seed
 from controlplane.demo.plan import write_json
 from controlplane.demo.shape import Bounds
 from controlplane.demo.summary import Marks
+from controlplane.fleet.models import Slot
 from controlplane.policy.actions import push
 from controlplane.policy.compile import compile_configuration
 from controlplane.policy.models import Revision
@@ -41,7 +42,7 @@ class Command(BaseCommand):
             seeded = seed(agents=agents, here=here, folder=options["folder"], bounds=bounds, now=now)
             if not Revision.objects.exists():
                 push(actor=ACTOR, reason=REASON, now=now)
-            elif needs_push(now):
+            elif needs_push(now) and not slots_wait_for_agents():
                 push(actor=ACTOR, reason="demo organisation changed", now=now)
         except ValidationError as error:
             raise CommandError("; ".join(error.messages)) from error
@@ -52,6 +53,15 @@ class Command(BaseCommand):
 def _pairs(text: str) -> dict[str, str]:
     """`name:value,name:value` as a dictionary."""
     return {name: value for name, _, value in (pair.partition(":") for pair in text.split(",") if pair)}
+
+
+def slots_wait_for_agents() -> bool:
+    """Whether slots have lost their agents to ones that enrol in a moment: a revision made now would leave them out.
+
+    The last one has them, and follows by itself when they are bound again.
+    """
+    free = Slot.objects.filter(agent__isnull=True, removed_at__isnull=True)
+    return free.filter(tenures__ended_at__isnull=False).exists()
 
 
 def needs_push(now: datetime) -> bool:
