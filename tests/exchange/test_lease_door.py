@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import UTC, datetime
+import time
+from datetime import UTC, datetime, timedelta
 
 import msgspec
 from asgiref.sync import sync_to_async
@@ -92,3 +93,27 @@ async def test_a_window_about_to_end_gives_no_more_leases_either(agent, world, m
     for _ in range(12):
         answer = await agent.lease(world.tenant.pk, 1_000)
     assert len(answer.leases) == OPEN_MAX
+
+
+async def test_a_question_settles_but_ends_no_lease(agent, world):
+    """By whose clock a lease is over its agent's reports say: after our end it may still reserve some of it."""
+    await sync_to_async(hard_budget)(world)
+    (lease,) = (await agent.lease(world.tenant.pk, 1_000)).leases
+    await sync_to_async(Lease.objects.update)(expires_at=datetime.now(UTC) - timedelta(seconds=5))
+    await agent.lease(world.tenant.pk, 1_000, [wire.LeaseSpend(lease.lease_id, 300, 0)])
+    row = await Lease.objects.aget(pk=lease.lease_id)
+    assert (row.state, row.spent_nanos) == ("open", 300)
+    await agent.report(spends=[wire.LeaseSpend(lease.lease_id, 400, 0)])
+    assert (await Lease.objects.aget(pk=lease.lease_id)).state == "closed"
+    assert (await BudgetWindow.objects.aget()).settled_nanos == 400
+
+
+async def test_an_agent_whose_clock_is_an_hour_ahead_loses_no_lease(agent, world):
+    await sync_to_async(hard_budget)(world)
+    (lease,) = (await agent.lease(world.tenant.pk, 1_000)).leases
+    hour_us = 3_600_000_000
+    ahead = {"sent_us": time.time_ns() // 1000 + hour_us, "spends": [wire.LeaseSpend(lease.lease_id, 10, 0)]}
+    await agent.report(clock=wire.ClockReading(hour_us, 2_000), **ahead)
+    assert (await Lease.objects.aget(pk=lease.lease_id)).state == "open"
+    await agent.report(**ahead)
+    assert (await Lease.objects.aget(pk=lease.lease_id)).state == "closed", "an older agent does not tell its offset"
