@@ -197,24 +197,27 @@ def paced(home: Path, scale: Scale, told: Told) -> None:
         inference = stack.enter_context(servers.upstream(home, "--tokens", str(TOKENS), "--token-ms", str(PACE_MS)))
         agent, _ = stack.enter_context(servers.agent(home, inference, places=4_096))
         found = {"direct": inference, "agent": agent}
-        probe = _paced_round(agent, 64, scale.seconds)
+        probe = _paced_round(agent, inference, 64, scale.seconds)
         busy = max(0.01, probe["busy"])
         half = max(16, min(1_024, int(64 * HALF_LOAD / busy)))
         for connections in sorted({16, half}):
             rounds: dict[str, list[dict[str, Any]]] = {name: [] for name in found}
             for _ in range(scale.rounds):
                 for name, server in found.items():
-                    rounds[name].append(_paced_round(server, connections, scale.seconds))
+                    rounds[name].append(_paced_round(server, inference, connections, scale.seconds))
             _paced_line(connections, rounds, told, at_half=connections == half)
             told.tables[f"paced {connections}"] = rounds
 
 
-def _paced_round(server: Server, connections: int, seconds: float) -> dict[str, Any]:
+def _paced_round(server: Server, inference: Server, connections: int, seconds: float) -> dict[str, Any]:
+    """`busy` is the server's share of its core, `around` that of clients and inference server of theirs."""
     cpu_s, waited_s, began_s = server.cpu_s(), server.waited_s(), time.monotonic()
+    inference_s = inference.cpu_s()
     length_s = TOKENS * PACE_MS / 1000
     one = drive(Load(server.port, connections, seconds=max(2.0, seconds), stream=True, spread_s=length_s))
     one["busy"] = (server.cpu_s() - cpu_s) / max(0.1, one["answers"] / one["per_s"])
     one["waited"] = (server.waited_s() - waited_s) / (time.monotonic() - began_s)
+    one["around"] = (inference.cpu_s() - inference_s + one["client_cpu_s"]) / (time.monotonic() - began_s)
     return one
 
 
@@ -227,7 +230,8 @@ def _paced_line(connections: int, rounds: dict[str, list[dict[str, Any]]], told:
         f"{connections:5d} streams, agent {median(rounds['agent'], 'busy'):4.0%} busy, kept off its core by other "
         f"processes {median(rounds['agent'], 'waited'):4.0%} of the time: "
         f"p50 {median(rounds['direct'], 'ttft_p50_ms'):7.2f} + {added['p50']:6.3f}   "
-        f"p99 {median(rounds['direct'], 'ttft_p99_ms'):7.2f} + {added['p99']:6.3f}"
+        f"p99 {median(rounds['direct'], 'ttft_p99_ms'):7.2f} + {added['p99']:6.3f}   "
+        f"(clients and inference server {median(rounds['agent'], 'around'):4.0%} busy on theirs)"
     )
     if at_half:
         told.goals.append(Goal("added time to first token, p50", added["p50"], TTFT_P50_GOAL_MS, "ms"))
