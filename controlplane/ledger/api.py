@@ -11,7 +11,8 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from controlplane.core.period import format_utc
-from controlplane.ledger.queries import charges, checks, cost_rows
+from controlplane.ledger.pages import is_unpriced
+from controlplane.ledger.queries import Charge, charges, checks, cost_rows
 from controlplane.ledger.ranges import FinanceRange, read_range
 from controlplane.tenants.models import Installation
 from controlplane.tenants.queries import installation, tenant_for, visible_tenants
@@ -64,15 +65,26 @@ class ChargeSerializer(serializers.Serializer):
     cached_tokens = serializers.IntegerField()
     output_tokens = serializers.IntegerField()
     gpu_us = serializers.IntegerField()
-    prompt_nanos = serializers.IntegerField()
-    cached_nanos = serializers.IntegerField()
-    output_nanos = serializers.IntegerField()
-    gpu_nanos = serializers.IntegerField()
-    charge_nanos = serializers.IntegerField(source="nanos")
+    prompt_nanos = serializers.IntegerField(allow_null=True)
+    cached_nanos = serializers.IntegerField(allow_null=True)
+    output_nanos = serializers.IntegerField(allow_null=True)
+    gpu_nanos = serializers.IntegerField(allow_null=True)
+    charge_nanos = serializers.IntegerField(source="nanos", allow_null=True)
+
+    def to_representation(self, row: Charge) -> dict[str, Any]:
+        """Amounts are null where no rate card was in force: unknown, not zero."""
+        body = super().to_representation(row)
+        return {**body, **dict.fromkeys(AMOUNTS)} if is_unpriced(row) else body
+
+
+AMOUNTS = ("prompt_nanos", "cached_nanos", "output_nanos", "gpu_nanos", "charge_nanos")
 
 
 class ChargesReportSerializer(SpanSerializer):
+    """`unpriced_requests` had no rate card in force: their charge is unknown and not in the sum."""
+
     charge_nanos = serializers.IntegerField()
+    unpriced_requests = serializers.IntegerField()
     rows = ChargeSerializer(many=True)
 
 
@@ -131,5 +143,6 @@ class ChargesReport(APIView):
         else:
             ids = list(visible_tenants(request.user).values_list("id", flat=True))
         rows = charges(shown.window.start, shown.window.end, ids)
-        body = {**span, "charge_nanos": sum(row.nanos for row in rows), "rows": rows}
+        unpriced = sum(row.requests for row in rows if is_unpriced(row))
+        body = {**span, "charge_nanos": sum(row.nanos for row in rows), "unpriced_requests": unpriced, "rows": rows}
         return Response(ChargesReportSerializer(body).data)

@@ -413,7 +413,14 @@ class StatementRow:
 
     @property
     def values(self) -> list[str]:
+        if is_unpriced(self.charge):
+            return [DASH] * (len(CHARGE_LINES) + 1)
         return [cents_text(self.cents[name]) for name in (*CHARGE_LINES, "total")]
+
+
+def is_unpriced(charge: Charge) -> bool:
+    """Requests for which no rate card was in force: what they are to be charged is unknown, it is not zero."""
+    return not charge.rate_version and not charge.nanos
 
 
 @dataclass(frozen=True)
@@ -424,6 +431,10 @@ class Statement:
     totals: Mapping[str, int]
     total_nanos: int
     requests: int
+
+    @property
+    def unpriced_requests(self) -> int:
+        return sum(row.charge.requests for row in self.rows if is_unpriced(row.charge))
 
     @property
     def total_values(self) -> list[str]:

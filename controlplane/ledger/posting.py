@@ -322,9 +322,12 @@ moved AS (
     SELECT debit_id, amount_nanos, 0, 1 FROM tail {limit}
     UNION ALL
     SELECT credit_id, 0, amount_nanos, 0 FROM tail {limit}
+), summed AS (
+    SELECT account_id, sum(debit)::bigint AS debit, sum(credit)::bigint AS credit, sum(debits)::bigint AS debits
+    FROM moved GROUP BY account_id
 )
-SELECT a.code, a.kind, sum(m.debit)::bigint, sum(m.credit)::bigint, sum(m.debits)::bigint
-FROM moved m JOIN ledger_account a ON a.id = m.account_id GROUP BY a.code, a.kind ORDER BY a.code COLLATE "C"
+SELECT a.code, a.kind, s.debit, s.credit, s.debits
+FROM summed s JOIN ledger_account a ON a.id = s.account_id ORDER BY a.code COLLATE "C"
 """
 
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from controlplane.audit.actors import Actor
 from controlplane.core.money import cents_of
 from controlplane.core.period import day_windows, load_zone, parse_period
 from controlplane.ledger.attribution import attribute
@@ -16,6 +17,7 @@ from controlplane.ledger.models import AttributionInterval, AttributionLine, Rat
 from controlplane.ledger.pages import headline, pivot, statement, time_table
 from controlplane.ledger.queries import Charge, CostRow, checks, cost_rows
 from controlplane.ledger.ranges import around, read_range
+from controlplane.ledger.rates import add_rate_card
 from controlplane.tenants.models import Installation
 from controlplane.usage.models import RollupDelta, RollupQuarter
 from tests import factories
@@ -150,6 +152,40 @@ def test_a_statement_names_the_versions_of_its_rates(example):
     assert "1.40" in response.content.decode()
 
 
+def test_what_had_no_rate_card_is_unknown_and_not_zero(example):
+    roll_up(example, "c", "chat", requests=3, nanos=(0, 0, 0, 0))
+    client = factories.person("finance")
+    response = page(client, f"/finance/statements/c/?{DAY}")
+    rows = {row.charge.class_: row.values for row in response.context["statement"].rows}
+    assert set(rows["chat"]) == {"—"} and rows["bulk"][-1] == "0.00"
+    assert "3 requests ended without a rate card in force" in response.content.decode()
+    body = client.get(f"/api/v1/reports/charges/?{DAY}&tenant=c").json()
+    assert {row["class_slug"]: row["charge_nanos"] for row in body["rows"]} == {
+        "chat": None, "bulk": 5_000_000,
+    }  # fmt: skip
+    assert (body["charge_nanos"], body["unpriced_requests"]) == (5_000_000, 3)
+    free = RateCard.objects.create(
+        class_slug="chat", model=example.pool.model, effective_from=HOUR, prompt_nanos_per_mtok=0,
+        cached_nanos_per_mtok=0, output_nanos_per_mtok=0, created_at=HOUR, created_by="test",
+    )  # fmt: skip
+    roll_up(example, "b", "bulk", version=free.pk, nanos=(0, 0, 0, 0))
+    text = page(client, f"/finance/statements/b/?{DAY}").content.decode()
+    assert "without a rate card" not in text and "0.00" in text, "a price of 0 is known"
+
+
+def test_a_new_card_never_moves_what_was_charged(example):
+    client = factories.person("finance")
+    before = client.get(f"/api/v1/reports/charges/?{DAY}").json()
+    values = {"prompt_nanos_per_mtok": 9_000_000_000, "output_nanos_per_mtok": 9_000_000_000}
+    for factor in (1, 2):
+        add_rate_card(
+            class_slug="chat", model=example.pool.model.name, actor=Actor(id=None, name="fin", role="finance"),
+            values={name: factor * nanos for name, nanos in values.items()}, now=HOUR + timedelta(days=factor),
+            reason="dearer",
+        )  # fmt: skip
+    assert client.get(f"/api/v1/reports/charges/?{DAY}").json() == before
+
+
 def test_a_tenants_member_sees_its_own_statement_and_nothing_else(example):
     member = factories.person("tenant", tenant_row=example.tenants["a"])
     assert page(member, f"/finance/statements/a/?{DAY}").context["statement"].requests == 10
@@ -270,7 +306,7 @@ some_rows = st.lists(
 
 
 def _cents(text: str) -> int:
-    return int(text.replace(",", "").replace(".", "").replace("−", "-"))
+    return 0 if text == "—" else int(text.replace(",", "").replace(".", "").replace("−", "-"))
 
 
 @settings(max_examples=120, deadline=None)
