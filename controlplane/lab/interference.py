@@ -18,6 +18,7 @@ from controlplane.lab.policies import bands, document_of
 from controlplane.lab.scenario import Load, TraceUse, load, run_policy
 from controlplane.lab.service import ServiceModel
 
+NO_GPU: Final = "simulated on a virtual clock: no GPU was involved"
 RATE_FACTOR_MAX: Final = 64.0
 STEPS: Final = 9
 REASONS: Final = {
@@ -151,7 +152,7 @@ def interference(options: Mapping[str, Any]) -> dict[str, Any]:
     )
     decision = purchase_gate(evidence)
     return {
-        "note": "simulated on a virtual clock: no GPU was involved",
+        "note": NO_GPU,
         "seed": options["seed"], "bands": banded, "service": bench.service.described(),
         "objective": {"ttft_ms": options["objective_ms"], "target": options["target"]},
         "safe_rates": {str(slots): rate for slots, (rate, _) in rates.items()},
@@ -209,21 +210,22 @@ def text(answer: Mapping[str, Any]) -> str:
         if name == "ttft_ms":
             for which in ("p50", "p95", "p99"):
                 row = [None if stage[name] is None else stage[name][which] for stage in stages.values()]
-                lines.append(f"{f'TTFT {which}, ms':<28}" + "".join(f"{_say(value):>20}" for value in row))
+                lines.append(f"{f'TTFT {which}, ms':<28}" + "".join(f"{say(value):>20}" for value in row))
         else:
-            lines.append(f"{name.replace('_', ' '):<28}" + "".join(f"{_say(s[name]):>20}" for s in stages.values()))
+            lines.append(f"{name.replace('_', ' '):<28}" + "".join(f"{say(s[name]):>20}" for s in stages.values()))
     evidence = answer["evidence"]
     lines += [
         "",
         f"forecast {evidence['forecast_rate_per_s']:,.2f}/s; the floor less one slot carries "
-        f"{_say(evidence['safe_rate_one_failed_per_s'])}/s",
+        f"{say(evidence['safe_rate_one_failed_per_s'])}/s",
         f"verdict: {answer['verdict'].replace('_', ' ')}, because "
         + "; ".join(REASONS[PurchaseReason(reason)] for reason in answer["reasons"]),
     ]
     return "\n".join(lines)
 
 
-def _say(value: Any) -> str:
+def say(value: Any) -> str:
+    """A figure for a table; a dash for what is not known."""
     if value is None:
         return "–"
     if isinstance(value, bool):

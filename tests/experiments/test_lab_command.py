@@ -52,6 +52,9 @@ def test_batching_answers_its_documented_question():
         (("replay", "--trace", "nowhere.csv", "--slots", "0"), "--slots is 1 or more"),
         (("batching", "--requests", "0"), "requests are 1"),
         (("interference", "--trace", "x.csv", "--target", "2"), "--target lies"),
+        (("designs", "--trace", "x.csv", "--slots", "2", "--floor", "interactive=3"), "x.csv: No such file"),
+        (("overload", "--trace", "x.csv"), "x.csv: No such file"),
+        (("capacity", "--trace", "x.csv", "--forecast", "0"), "--target lies between 0 and 1, --forecast is above 0"),
         (("replay", "--trace", "x.csv", "--service", "speed=1"), "speed=1"),
     ],
 )

@@ -1,13 +1,18 @@
-"""`manage.py lab KIND`: what if, with a trace and without a GPU. Needs no database."""
+"""`manage.py lab KIND`: what if, without a GPU. `--pool` replays what a pool served, all else needs no database."""
 
 import json
 from argparse import ArgumentParser
 from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.utils import timezone
 
-from controlplane.lab import batching, interference, replay
+from controlplane.experiments.what_if import what_if
+from controlplane.fleet.models import Pool
+from controlplane.lab import batching, interference, replay, variants
+from controlplane.lab.arguments import read_changes, read_model
 from controlplane.lab.traces import TraceError
 
 UNUSABLE = 2
@@ -29,6 +34,12 @@ KINDS = {
                      batching.add_arguments, batching.sweep, batching.text),
     "interference": Kind("interactive alone, batch alone, both; and whether to buy",
                          interference.add_arguments, interference.interference, interference.text),
+    "overload": Kind("the fleet smaller, requests larger, a giant tenant, clients that try again: who is hurt",
+                     variants.add_arguments, variants.overload, variants.text),
+    "designs": Kind("the three isolation designs and strict priority on one load",
+                    variants.add_arguments, variants.designs, variants.text),
+    "capacity": Kind("slots that a forecast needs, and what breaks first with fewer",
+                     variants.add_arguments, variants.capacity, variants.capacity_text),
 }  # fmt: skip
 
 
@@ -41,14 +52,41 @@ class Command(BaseCommand):
         for name, kind in KINDS.items():
             sub = kinds.add_parser(name, help=kind.help, description=kind.help)
             kind.add_arguments(sub)
+            if name == "replay":
+                add_window(sub)
             sub.add_argument("--json", action="store_true", help="print one JSON document")
 
     def handle(self, *args: Any, **options: Any) -> None:
         kind = KINDS[options["kind"]]
         try:
-            answer = kind.ask(options)
+            answer = of_pool(options) if options.get("pool") else kind.ask(options)
         except (TraceError, ValueError) as error:
             raise CommandError(str(error), returncode=UNUSABLE) from error
         except OSError as error:
             raise CommandError(f"{error.filename}: {error.strerror}", returncode=UNUSABLE) from error
         self.stdout.write(json.dumps(answer) if options["json"] else kind.text(answer))
+
+
+def add_window(parser: ArgumentParser) -> None:
+    parser.add_argument("--pool", metavar="SLUG", help="what this pool served, under the policy in force")
+    parser.add_argument("--minutes", type=float, default=60.0, help="length of that window")
+    parser.add_argument("--until", type=datetime.fromisoformat, help="its end, ISO 8601 with a zone; default: now")
+
+
+def of_pool(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The what-if of a pool's own traffic."""
+    pool = Pool.objects.filter(slug=options["pool"]).first()
+    if pool is None:
+        raise ValueError(f"there is no pool {options['pool']}")
+    until = options["until"] or timezone.now()
+    if until.tzinfo is None or options["minutes"] <= 0:
+        raise ValueError("--until needs a zone, such as 2026-10-31T22:00:00Z, and --minutes is above 0")
+    given = options["service"] or options["curve"]
+    return what_if(
+        pool,
+        read_changes([*options["set"], *options["propose"]]),
+        since=until - timedelta(minutes=options["minutes"]),
+        until=until,
+        objective_ms=options["objective_ms"],
+        service=read_model(options["service"], options["curve"]) if given else None,
+    )
