@@ -45,11 +45,13 @@ def compare_page(request: HttpRequest) -> HttpResponse:
     """What moved the cost since the month before."""
     base = _base(request)
     found = compare_with_month_before(base["window"], base["zone"])
+    cents = driver_cents(found.total)
     total = _cells(found.total)
+    # the chart's bars are the cents of the table's last row
     steps = [
-        Step(found.before.label, found.total.before_nanos / 1e9, total=True),
-        *(Step(name.title(), getattr(found.total.drivers, f"{name}_nanos") / 1e9) for name in DRIVERS),
-        Step(found.after.label, found.total.after_nanos / 1e9, total=True),
+        Step(found.before.label, cents["before"] / 100, total=True),
+        *(Step(name.title(), cents[name] / 100) for name in DRIVERS),
+        Step(found.after.label, cents["after"] / 100, total=True),
     ]
     text = f"Cost {total['before']} in {found.before.label}, {total['after']} in {found.after.label}: " + ", ".join(
         f"{name} {value}" for name, value in zip(DRIVERS, total["drivers"], strict=True)
@@ -62,14 +64,19 @@ def compare_page(request: HttpRequest) -> HttpResponse:
     return render(request, "ledger/compare.html", context)
 
 
-def _cells(row: DriverRow) -> dict[str, Any]:
-    """Cents that add up along the row."""
+def driver_cents(row: DriverRow) -> dict[str, int]:
+    """A row in cents that add up along it: before, the four drivers, after."""
     before, after = cents_of(row.before_nanos), cents_of(row.after_nanos)
-    cents = share_cents(after - before, {name: getattr(row.drivers, f"{name}_nanos") for name in DRIVERS})
+    drivers = share_cents(after - before, {name: getattr(row.drivers, f"{name}_nanos") for name in DRIVERS})
+    return {"before": before, **drivers, "after": after}
+
+
+def _cells(row: DriverRow) -> dict[str, Any]:
+    cents = driver_cents(row)
     return {
-        "tenant": row.tenant, "before": cents_text(before), "after": cents_text(after),
+        "tenant": row.tenant, "before": cents_text(cents["before"]), "after": cents_text(cents["after"]),
         "drivers": [cents_text(cents[name], signed=True) for name in DRIVERS],
-        "change": cents_text(after - before, signed=True),
+        "change": cents_text(cents["after"] - cents["before"], signed=True),
     }  # fmt: skip
 
 

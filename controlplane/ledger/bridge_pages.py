@@ -84,9 +84,9 @@ def _nanos(shown: Sequence[object], left: int) -> dict[str, int]:
 def figure(found: Reconciliation, rows: Sequence[StepRow]) -> tuple[Figure, str]:
     """The waterfall and its text."""
     bridge = found.bridge
-    bars = [Bar("Attributed<br>cost", bridge.book_nanos / NANOS_PER_UNIT, total=True)]
+    bars = [Bar("Attributed<br>cost", cents_of(bridge.book_nanos) / 100, total=True)]
     bars += [Bar(row.title.replace(" ", "<br>", 1), row.cents / 100) for row in rows if row.cents]
-    bars.append(Bar("Invoice", bridge.invoice_nanos / NANOS_PER_UNIT, total=True))
+    bars.append(Bar("Invoice", cents_of(bridge.invoice_nanos) / 100, total=True))
     parts = ", ".join(f"{row.title} {row.amount}" for row in rows if row.cents) or "no difference"
     text = (
         f"From attributed cost {cents_text(cents_of(bridge.book_nanos))} to the invoice "

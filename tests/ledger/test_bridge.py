@@ -30,7 +30,7 @@ from controlplane.ledger.models import (
     Transfer,
 )
 from controlplane.ledger.posting import balances, trial_balance
-from controlplane.ledger.reconciliation import reconcile
+from controlplane.ledger.reconciliation import reconcile, to_json
 from tests.ledger.fleet_rows import make_fleet
 
 FIN = Actor(id=None, name="fin", role="finance")
@@ -345,3 +345,15 @@ def test_the_database_refuses_that_one_person_makes_and_checks(fleet):
         Proposal.objects.filter(pk=row.pk).update(decided_by="fin")
     row.refresh_from_db()
     assert row.decided_by == ""
+
+
+def test_reconciling_again_and_again_leaves_the_book_as_it_was(fleet):
+    take(lines_of())
+    row = proposals.propose_variance(
+        period="2026-10", step="price_variance", spread="platform", actor=FIN, now=NOW, reason="rate went up"
+    )
+    proposals.approve(row.pk, actor=BOSS, now=NOW, reason="seen")
+    before = (trial_balance("2026-10").fingerprint, LedgerEvent.objects.count())
+    found = [to_json(reconcile("2026-10", now=NOW)) for _ in range(3)]
+    assert found[0] == found[1] == found[2]
+    assert (trial_balance("2026-10").fingerprint, LedgerEvent.objects.count()) == before
