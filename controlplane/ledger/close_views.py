@@ -82,7 +82,8 @@ def _bridge(request: HttpRequest, period: str, **more: Any) -> HttpResponse:
     cents = {row.name: row.cents for row in rows}
     step = request.GET.get("step", "")
     context = {
-        **base, "found": found, "bridge": found.bridge, "rows": rows, "figure": chart, "text": text,
+        **base, "found": found, "bridge": found.bridge, "rows": rows,
+        "bookable": any(row.left_nanos for row in rows), "figure": chart, "text": text,
         "floor": axis_floor(found, rows),
         "skus": sku_lines(found.bridge, cents["price_variance"], cents["quantity_variance"]),
         "opened": request.GET.get("sku", ""), "step": step, "step_title": STEP_TITLES.get(step, ""),

@@ -15,6 +15,7 @@ from controlplane.ledger.reconciliation import Reconciliation, reconcile
 from controlplane.usage.duplicates import HOUR
 from controlplane.usage.models import AuditedHour, DuplicateRecord, Quarantine, RollupDelta, UsageRecord
 
+FOLDED_WITHIN = timedelta(minutes=2)
 AUDITED_BY = timedelta(minutes=15)
 """After its end an hour was looked through for copies by then."""
 OK, RISK, BAD, UNKNOWN = "ok", "risk", "bad", "unknown"
@@ -56,7 +57,7 @@ def checklist(period: str, *, now: datetime) -> Checklist:
     window = found.window
     return Checklist(
         (
-            _gaps(found), _unknown(found), _quarantine(window), _copies(window, now), _behind(window),
+            _gaps(found), _unknown(found), _quarantine(window), _copies(window, now), _behind(window, now),
             *_attribution(window, now),
             _unreconciled(found), _residual(found), _proposals(period),
         ),
@@ -119,8 +120,10 @@ def _not_looked_through(window: Window, now: datetime) -> bool:
     return UsageRecord.objects.filter(received_at__gte=since, received_at__lt=until).exists()
 
 
-def _behind(window: Window) -> Check:
-    waiting = RollupDelta.objects.filter(minute__gte=window.start, minute__lt=window.end).count()
+def _behind(window: Window, now: datetime) -> Check:
+    """A minute is folded within seconds of its end, so younger ones are on their way and no sign of a worker behind."""
+    until = min(window.end, now - FOLDED_WITHIN)
+    waiting = RollupDelta.objects.filter(minute__gte=window.start, minute__lt=until).count()
     title = "Usage not folded"
     if waiting:
         text = "Received usage waits to be folded: the worker is behind. Sums include it; look at the worker first."

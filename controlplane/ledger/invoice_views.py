@@ -29,6 +29,7 @@ from controlplane.ledger.invoice_preview import Preview, preview, raw_lines
 from controlplane.ledger.invoice_reading import FileRefused, RefusedLine
 from controlplane.ledger.invoice_uploads import (
     BYTES_MOST,
+    KEPT,
     LINES_MOST,
     checked_month,
     find_upload,
@@ -231,7 +232,8 @@ def _show(
     shown = _shown_columns(choices, found, header)
     foreign = sorted(found.currencies - {"", book.currency}) if found else []
     context = {
-        "upload": upload, "choices": choices, "errors": errors, "problem": problem, "found": found, "raw": raw,
+        "upload": upload, "kept_until": upload.uploaded_at + KEPT, "choices": choices,
+        "errors": errors, "problem": problem, "found": found, "raw": raw,
         "header": header, "refused": (list(refused) or (found.reading.refused if found else []))[:REFUSED_SHOWN],
         "currency": book.currency, "zone": book.billing_zone, "months": period_queries.months(timezone.now()),
         "formats": _formats(), "own": OWN, "foreign": foreign,

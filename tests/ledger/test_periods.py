@@ -388,3 +388,16 @@ def test_credit_notes_stand_on_the_statement_of_the_open_month(fleet):
     client = factories.person("finance", name="ines")
     text = client.get("/finance/statements/a/?period=2026-12").content.decode()
     assert "Credit note of 2026-11" in text and "−2.00" in text and "outage" in text
+
+
+def test_usage_of_the_last_minutes_is_on_its_way_and_no_worker_is_behind(fleet):
+    roll_up(fleet, "b", "chat", model=RollupDelta)
+    word = {
+        minutes: next(
+            check.word
+            for check in checklist(MONTH, now=HOUR + timedelta(minutes=minutes)).checks
+            if check.name == "behind"
+        )
+        for minutes in (1, 3)
+    }
+    assert word == {1: "0", 3: "1 waiting"}
