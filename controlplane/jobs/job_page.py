@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
+
+from django.db import connection
 
 from controlplane.core.estimate import WorkRates, raw_gpu_us
 from controlplane.fleet.models import Slot, SlotInterval
 from controlplane.jobs import progress, queries, timeline
+from controlplane.jobs.direct_work import SILENT_S
 from controlplane.jobs.downloads import batch_of
 from controlplane.jobs.models import Batch, Job
 from controlplane.jobs.queries import JobStatus
@@ -35,6 +38,37 @@ class Estimated:
         return None if self.measured_item_us is None else self.measured_item_us / self.item_us
 
 
+_PRESENT_SQL = """
+SELECT sum(coalesce((t.row ->> 'running')::int + (t.row ->> 'depth')::int, 0))::int
+FROM fleet_agentlive l
+LEFT JOIN LATERAL jsonb_path_query(l.figures, '$.tenants[*]') AS t (row) ON (t.row ->> 'tenant_id')::int = %s
+WHERE l.reported_at > %s
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """How many requests of a tenant may be there at once, and how many agents said are, items that began among them;
+    `present` None: no agent said anything lately.
+    """
+
+    limit: int
+    present: int | None
+
+    @property
+    def full(self) -> bool:
+        return self.present is not None and self.present >= self.limit
+
+
+def places_of(job: Job, now: datetime) -> Places | None:
+    """The places that a running job's items share with everything else its tenant sends."""
+    if job.state != Job.State.RUNNING or not job.has_items:
+        return None
+    with connection.cursor() as cursor:
+        cursor.execute(_PRESENT_SQL, (job.tenant_id, now - timedelta(seconds=SILENT_S)))
+        return Places(job.tenant.max_concurrency, cursor.fetchone()[0])
+
+
 @dataclass(frozen=True, slots=True)
 class Facts:
     """Everything of one job at one instant. `strip` is for staff: slots belong to the pool, not to a tenant."""
@@ -46,6 +80,7 @@ class Facts:
     text: str
     strip: Timeline | None
     live: bool
+    places: Places | None
 
     @property
     def job(self) -> Job:
@@ -115,6 +150,7 @@ def facts_of(job: Job, now: datetime, *, staff: bool) -> Facts:
         text=strip.text if strip else timeline.text_of_progress(points, job.items),
         strip=strip,
         live=job.state in (Job.State.RUNNING, Job.State.IMPORTING),
+        places=places_of(job, now),
     )
 
 

@@ -139,7 +139,7 @@ def test_pages_fit_are_named_and_keep_the_policy(files: Path, width: int, theme:
     admin, member = page_site.session("admin"), page_site.session("tenant", scene.world.tenant)
     night = f"/jobs/{scene.night.uuid}/"
     visits = [(admin, path) for path in ("/jobs/", night, f"{night}cancel/", f"{night}extend-deadline/")]
-    visits += [(member, path) for path in ("/jobs/", night, "/jobs/new/")]
+    visits += [(member, path) for path in ("/jobs/", night, "/jobs/new/", f"{night}cancel/", f"{night}retry-parked/")]
     wrong = []
     with page_site.web() as address, page_site.chromium() as browser:
         for key, path in visits:

@@ -11,7 +11,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 from controlplane.audit.models import AuditEntry
-from controlplane.fleet.models import Slot
+from controlplane.fleet.models import AgentLive, Slot
 from controlplane.flex.models import PoolSample
 from controlplane.jobs import assembly, batch_import
 from controlplane.jobs.models import Batch, Job, JobProgress, StoredFile
@@ -129,6 +129,20 @@ def test_a_member_sees_progress_and_reasons_and_nothing_of_the_pool(scene, peopl
         assert own in page, "its own jobs it may act on"
 
 
+def test_places_that_a_loop_of_its_own_keeps_taken_are_named(scene, people):
+    tenant, url = scene.night.tenant, reverse("job", args=[scene.night.uuid])
+    agent = factories.agent(scene.world.pool, "gpu-9")
+    row = {"class_id": 2, "tenant_id": tenant.pk, "running": tenant.max_concurrency - 2, "depth": 2}
+    live = AgentLive.objects.create(
+        agent=agent, epoch=1, seq=1, reported_at=timezone.now(), figures={"tenants": [row, row | {"tenant_id": 0}]}
+    )
+    shown = text(people["tenant"].get(url))
+    assert "All its places are taken" in shown and f"of {tenant.max_concurrency} allowed" in shown
+    AgentLive.objects.filter(pk=live.pk).update(reported_at=timezone.now() - timedelta(minutes=5))
+    silent = text(people["tenant"].get(url))
+    assert "All its places are taken" not in silent and "<span data-value>—</span> of" in silent
+
+
 def test_every_page_of_a_foreign_job_looks_like_none(scene, people):
     for name in ("job", "job-cancel", "job-retry", "job-extend"):
         answer = people["stranger"].get(reverse(name, args=[scene.night.uuid]))
@@ -140,7 +154,7 @@ def test_every_page_of_a_foreign_job_looks_like_none(scene, people):
     assert people["stranger"].get(upload).status_code == 404
 
 
-@pytest.mark.parametrize(("person", "statements"), [("viewer", 14), ("tenant", 7)])
+@pytest.mark.parametrize(("person", "statements"), [("viewer", 15), ("tenant", 8)])
 def test_a_job_is_read_in_a_known_number_of_statements(
     scene, people, person, statements, django_assert_max_num_queries
 ):
