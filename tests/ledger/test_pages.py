@@ -6,12 +6,13 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
 import pytest
+from django.db.models import F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controlplane.audit.actors import Actor
 from controlplane.core.money import cents_of
-from controlplane.core.period import day_windows, load_zone, parse_period
+from controlplane.core.period import day_windows, load_zone, parse_period, to_us
 from controlplane.ledger.attribution import attribute
 from controlplane.ledger.models import AttributionInterval, AttributionLine, RateCard
 from controlplane.ledger.pages import headline, pivot, statement, time_table
@@ -19,7 +20,8 @@ from controlplane.ledger.queries import Charge, CostRow, checks, cost_rows
 from controlplane.ledger.ranges import around, read_range
 from controlplane.ledger.rates import add_rate_card
 from controlplane.tenants.models import Installation
-from controlplane.usage.models import RollupDelta, RollupQuarter
+from controlplane.usage.models import RollupDay, RollupDelta, RollupQuarter
+from controlplane.usage.rollups import billing_zone, local_day
 from tests import factories
 from tests.ledger.fleet_rows import HOUR, ONE_HOUR, make_fleet, worked_example
 
@@ -27,13 +29,22 @@ DAY = "period=2026-11-20"
 
 
 def roll_up(fleet, tenant, class_, *, model=RollupQuarter, at=HOUR, version=0, requests=10, nanos=(1, 0, 2, 0), **more):
+    """A row of a level; a quarter is in its day too, as a fold leaves them."""
     column = "quarter" if model is RollupQuarter else "minute"
-    return model.objects.create(
-        **{column: at}, pool_id=fleet.pool.pk, tenant_id=fleet.tenants[tenant].pk, class_id=fleet.classes[class_].pk,
-        model_id=fleet.pool.model_id, rate_version=version, outcome=1, requests=requests, prompt_tokens=1_000,
-        cached_tokens=100, output_tokens=200, gpu_us=5_000_000, charge_prompt_nanos=nanos[0],
-        charge_cached_nanos=nanos[1], charge_output_nanos=nanos[2], charge_gpu_nanos=nanos[3], stages=b"", **more,
-    )  # fmt: skip
+    key = {
+        "pool_id": fleet.pool.pk, "tenant_id": fleet.tenants[tenant].pk, "class_id": fleet.classes[class_].pk,
+        "model_id": fleet.pool.model_id, "rate_version": version, "outcome": 1,
+    }  # fmt: skip
+    sums = {
+        "requests": requests, "prompt_tokens": 1_000, "cached_tokens": 100, "output_tokens": 200, "gpu_us": 5_000_000,
+        "charge_prompt_nanos": nanos[0], "charge_cached_nanos": nanos[1], "charge_output_nanos": nanos[2],
+        "charge_gpu_nanos": nanos[3],
+    }  # fmt: skip
+    if model is RollupQuarter:
+        day = {**key, "day": local_day(billing_zone(), to_us(at))}
+        if not RollupDay.objects.filter(**day).update(**{name: F(name) + value for name, value in sums.items()}):
+            RollupDay.objects.create(**day, **sums, stages=b"")
+    return model.objects.create(**{column: at}, **key, **sums, stages=b"", **more)
 
 
 @pytest.fixture
