@@ -455,3 +455,10 @@ async def test_many_agents_in_one_group(app, world):
             return cursor.fetchone()[0]
 
     assert await sync_to_async(transactions)() < 24
+
+
+def test_rows_that_every_report_overwrites_have_room_in_their_pages(world):
+    tables = ["usage_agentcursor", "fleet_agentlive", "budgets_agentdemand", "jobs_itemholder"]
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT relname, reloptions FROM pg_class WHERE relname = ANY(%s)", [tables])
+        assert dict(cursor.fetchall()) == {table: ["fillfactor=20"] for table in tables}
