@@ -23,7 +23,7 @@ from typing import Any
 
 from benchmarks.ingest import benchmark_database
 
-GOAL_PERIOD, GOAL_ALL = 50.0, 50.0
+GOAL_PERIOD, GOAL_ALL = 10.0, 10.0
 MONTHS = [f"2026-{month:02d}" for month in range(1, 13)]
 TENANTS, CLASSES, LINES, POOLS = 200, ("chat", "bulk", "embed"), ("direct", "lent_unused", "flex_not_lent"), 12
 PER_EVENT = 20

@@ -18,7 +18,7 @@ from controlplane.budgets.ingest import settle_soft
 from controlplane.budgets.sweep import sweep
 from controlplane.core.period import to_us
 from controlplane.exchange.database import close_pools, connection
-from controlplane.ledger.posting import PostingLine, post
+from controlplane.ledger.posting import PostingLine, Source, post
 from controlplane.ledger.proposals import billed_account, revenue_account
 from tests import factories
 from tests.budgets.test_budget_actions import ADA, EUR, create
@@ -50,6 +50,7 @@ def world(transactional_db):
         f"charges:{now - timedelta(days=1):%Y-%m-%d}:llama-70b#1", "charges",
         [PostingLine(billed_account("acme", "chat"), revenue_account("chat"), 912_345_678_901)],
         at=now - timedelta(days=1), now=now, created_by="system:charges",
+        source=Source(f"charges:{now - timedelta(days=1):%Y-%m-%d}:llama-70b", now - timedelta(days=2), now),
     )  # fmt: skip
     client = factories.person("finance", name="fin")
     yield {"month": month.pk, "session": client.cookies[settings.SESSION_COOKIE_NAME].value}
@@ -106,6 +107,11 @@ def test_pages_of_money_fit_every_look(world, visit):
             heard = [text for text in page.heard if "favicon" not in text and "WebSocket" not in text]
             assert not heard, f"{path}: {heard}"
             page.context.close()
+
+
+def test_the_ledger_says_how_far_charges_are_booked(world, visit):
+    page = visit("/finance/ledger/")
+    assert page.get_by_text("Charges booked until").count() == 1 and page.get_by_text("1 transfer", exact=True).count()
 
 
 def test_a_limit_is_raised_and_ended_with_the_keyboard(world, visit):
