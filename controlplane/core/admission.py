@@ -9,7 +9,6 @@ bucket, lease and concurrency together once every check has passed.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, NamedTuple
 
@@ -69,7 +68,6 @@ MAY_WAIT_LONG: Final = Overload.QUEUE
 WAIT_REASONS: Final = frozenset({Reason.QUEUE_FULL, Reason.WAIT_TOO_LONG})
 
 
-@dataclass(slots=True)
 class AdmissionDecision:
     """The answer; `estimated_wait_us` None is an infinite wait or a check before the queue.
 
@@ -77,15 +75,32 @@ class AdmissionDecision:
     `reserve_from` is the purse that `reserve` takes the charge's bound from.
     """
 
-    decision: Decision
-    reason: Reason | None = None
-    retry_after_s: int | None = None
-    estimated_wait_us: int | None = None
-    charge_upper_bound_nanos: int = 0
-    reserve_from: LeasePurse | None = None
-    displaces: str | int | None = None
-    served: AdmissionDecision | None = None
-    served_snapshot: Snapshot | None = None
+    __slots__ = (
+        "charge_upper_bound_nanos", "decision", "displaces", "estimated_wait_us", "reason", "reserve_from",
+        "retry_after_s", "served", "served_snapshot",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        decision: Decision,
+        reason: Reason | None = None,
+        retry_after_s: int | None = None,
+        estimated_wait_us: int | None = None,
+        charge_upper_bound_nanos: int = 0,
+        reserve_from: LeasePurse | None = None,
+        displaces: str | int | None = None,
+        served: AdmissionDecision | None = None,
+        served_snapshot: Snapshot | None = None,
+    ) -> None:
+        self.decision = decision
+        self.reason = reason
+        self.retry_after_s = retry_after_s
+        self.estimated_wait_us = estimated_wait_us
+        self.charge_upper_bound_nanos = charge_upper_bound_nanos
+        self.reserve_from = reserve_from
+        self.displaces = displaces
+        self.served = served
+        self.served_snapshot = served_snapshot
 
 
 class Check(NamedTuple):

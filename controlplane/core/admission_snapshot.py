@@ -91,18 +91,26 @@ class ClassView:
     rate_bucket: TokenBucket | None = None
 
 
-@dataclass(slots=True)
 class BudgetView:
     """The tenant's hard budget on this agent; a tenant without one has no BudgetView at all."""
 
-    purse: LeasePurse | None
-    state: LeaseState = LeaseState.HELD
-    posture: OutagePosture = OutagePosture.CLOSED
-    outage_purse: LeasePurse | None = None
-    window_ends_at_us: int | None = None
+    __slots__ = ("outage_purse", "posture", "purse", "state", "window_ends_at_us")
+
+    def __init__(
+        self,
+        purse: LeasePurse | None,
+        state: LeaseState = LeaseState.HELD,
+        posture: OutagePosture = OutagePosture.CLOSED,
+        outage_purse: LeasePurse | None = None,
+        window_ends_at_us: int | None = None,
+    ) -> None:
+        self.purse = purse
+        self.state = state
+        self.posture = posture
+        self.outage_purse = outage_purse
+        self.window_ends_at_us = window_ends_at_us
 
 
-@dataclass(slots=True)
 class Snapshot:
     """Everything one decision looks at.
 
@@ -112,24 +120,55 @@ class Snapshot:
     precedence, None when there is none.
     """
 
-    now_us: int
-    key: KeyView
-    tenant: TenantView
-    workload_class: ClassView
-    card: RateCard
-    budget: BudgetView | None = None
-    model: str | None = None
-    prompt_tokens: int = 0
-    prompt_bound_tokens: int = 0
-    max_output_tokens: int = 0
-    expected_output_tokens: int | None = None
-    n: int = 1
-    stage_timeout_us: int = 0
-    queue_depth: int = 0
-    work_ahead_gpu_us: int = 0
-    first_free_us: int = 0
-    serving_slots: int = 1
-    free_now: bool = False
-    displaceable_id: str | int | None = None
-    largest_slot_kv_tokens: int | None = None
-    free_kv_tokens: int | None = None
+    __slots__ = (
+        "budget", "card", "displaceable_id", "expected_output_tokens", "first_free_us", "free_kv_tokens", "free_now",
+        "key", "largest_slot_kv_tokens", "max_output_tokens", "model", "n", "now_us", "prompt_bound_tokens",
+        "prompt_tokens", "queue_depth", "serving_slots", "stage_timeout_us", "tenant", "work_ahead_gpu_us",
+        "workload_class",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        now_us: int,
+        key: KeyView,
+        tenant: TenantView,
+        workload_class: ClassView,
+        card: RateCard,
+        budget: BudgetView | None = None,
+        model: str | None = None,
+        prompt_tokens: int = 0,
+        prompt_bound_tokens: int = 0,
+        max_output_tokens: int = 0,
+        expected_output_tokens: int | None = None,
+        n: int = 1,
+        stage_timeout_us: int = 0,
+        queue_depth: int = 0,
+        work_ahead_gpu_us: int = 0,
+        first_free_us: int = 0,
+        serving_slots: int = 1,
+        free_now: bool = False,
+        displaceable_id: str | int | None = None,
+        largest_slot_kv_tokens: int | None = None,
+        free_kv_tokens: int | None = None,
+    ) -> None:
+        self.now_us = now_us
+        self.key = key
+        self.tenant = tenant
+        self.workload_class = workload_class
+        self.card = card
+        self.budget = budget
+        self.model = model
+        self.prompt_tokens = prompt_tokens
+        self.prompt_bound_tokens = prompt_bound_tokens
+        self.max_output_tokens = max_output_tokens
+        self.expected_output_tokens = expected_output_tokens
+        self.n = n
+        self.stage_timeout_us = stage_timeout_us
+        self.queue_depth = queue_depth
+        self.work_ahead_gpu_us = work_ahead_gpu_us
+        self.first_free_us = first_free_us
+        self.serving_slots = serving_slots
+        self.free_now = free_now
+        self.displaceable_id = displaceable_id
+        self.largest_slot_kv_tokens = largest_slot_kv_tokens
+        self.free_kv_tokens = free_kv_tokens

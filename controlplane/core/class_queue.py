@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Final
@@ -86,8 +85,8 @@ class ClassQueue:
         self.fair = FairQueue()
         self._backlogs: dict[str, RequestQueue] = {}
         self._weights: dict[str, int | Fraction] = {}
-        self.waiting: OrderedDict[str | int, QueuedRequest] = OrderedDict()
-        self.returned: OrderedDict[str | int, QueuedRequest] = OrderedDict()
+        self.waiting: dict[str | int, QueuedRequest] = {}
+        self.returned: dict[str | int, QueuedRequest] = {}
         self.queued = 0
         self.queued_gpu_us = 0
         self.running = 0
@@ -117,15 +116,17 @@ class ClassQueue:
     def push(self, request: QueuedRequest, now_us: int) -> None:
         """Queue a request that has just been admitted."""
         request.size_class = size_class_of(request.gpu_us, self.spec.size_bounds_gpu_us)
-        self._backlog_of(request).push(request)
+        backlog = self._backlog_of(request)
+        backlog.push(request)
         self.waiting[request.id] = request
-        self._entered(request, now_us)
+        self._entered(request, backlog, now_us)
 
     def push_back(self, request: QueuedRequest, now_us: int) -> None:
         """Put a preempted request back at the head of its tenant's queue."""
-        self._backlog_of(request).push_back(request)
+        backlog = self._backlog_of(request)
+        backlog.push_back(request)
         self.returned[request.id] = request
-        self._entered(request, now_us)
+        self._entered(request, backlog, now_us)
 
     def work_of(self, prompt_tokens: int, output_tokens: int, gpu_us: int) -> int:
         """Work of a whole request in the unit of the class."""
@@ -135,7 +136,8 @@ class ClassQueue:
 
     def head_of(self, tenant: FairTenant, now_us: int) -> QueuedRequest:
         """The request of a backlogged tenant that goes next."""
-        head = self._backlogs[tenant.slug].head(now_us)
+        backlog = tenant.backlog
+        head = None if backlog is None else backlog.head(now_us)
         if head is None:
             raise ValueError(f"tenant {tenant.slug!r} is backlogged without a request")
         return head
@@ -146,23 +148,41 @@ class ClassQueue:
 
     def dispatched(self, tenant: FairTenant, request: QueuedRequest, now_us: int) -> None:
         """Take out the head of the least tenant, charge its prompt and let the tenant stay or leave."""
-        backlog = self._backlogs[tenant.slug]
+        backlog = tenant.backlog
+        assert backlog is not None, "it was named as the least, so it has one"
         backlog.remove(request)
         if self.waiting.pop(request.id, None) is None:
             del self.returned[request.id]
         self.queued -= 1
         self.queued_gpu_us -= request.gpu_us
-        request.charged_work = work = self._per_request + self._per_prompt_token * request.prompt_tokens
-        tenant.counter += work * tenant.multiplier
-        if self._linear or (self._per_output_token and not request.streamed):
-            total = request.gpu_us if self._linear else self._per_output_token * request.output_tokens
-            span_us = max(1, request.expected_end_us - now_us)
-            request.linear = self.fair.start_linear(tenant, total, now_us, span_us)
+        self._charge(tenant, request, now_us)
         if backlog.count:
             self.fair.served(tenant)
         else:
             self.fair.leave(tenant)
         self.kv_floor_home = self.kv_floor_lent = 0
+
+    def _charge(self, tenant: FairTenant, request: QueuedRequest, now_us: int) -> None:
+        """Charge the prompt of a request that starts, and its output as far as only time tells of it."""
+        request.charged_work = work = self._per_request + self._per_prompt_token * request.prompt_tokens
+        tenant.counter += work * tenant.multiplier
+        if self._linear or (self._per_output_token and not request.streamed):
+            total = request.gpu_us if self._linear else self._per_output_token * request.output_tokens
+            span_us = request.expected_end_us - now_us
+            request.linear = self.fair.start_linear(tenant, total, now_us, span_us if span_us > 1 else 1)
+
+    def passes(self, request: QueuedRequest, now_us: int) -> None:
+        """A request that starts as it arrives, while nothing of its class waits: as `push` and `dispatched`."""
+        request.size_class = size_class_of(request.gpu_us, self.spec.size_bounds_gpu_us)
+        self._backlog_of(request).passed(request.arrival_us)
+        tenant = self.fair.tenants.get(request.tenant)
+        if tenant is None:
+            tenant = self.fair.tenant(request.tenant, self._weights.get(request.tenant, 1))
+        request.fair = tenant
+        request.enqueued_us = now_us
+        request.blocked_since_us = None
+        self.fair.pass_by(tenant, now_us)
+        self._charge(tenant, request, now_us)
 
     def withdraw(self, request: QueuedRequest) -> None:
         """Take out a queued request that will not run: cancelled, displaced or timed out."""
@@ -233,12 +253,13 @@ class ClassQueue:
             self._backlogs[request.tenant] = backlog
         return backlog
 
-    def _entered(self, request: QueuedRequest, now_us: int) -> None:
+    def _entered(self, request: QueuedRequest, backlog: RequestQueue, now_us: int) -> None:
         tenant = self.fair.tenants.get(request.tenant)
         if tenant is None:
             tenant = self.fair.tenant(request.tenant, self._weights.get(request.tenant, 1))
         request.fair = tenant
         if not tenant.backlogged:
+            tenant.backlog = backlog
             self.fair.join(tenant)
         request.phase = QUEUED
         request.enqueued_us = now_us

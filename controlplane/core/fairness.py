@@ -16,7 +16,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from fractions import Fraction
 from heapq import heappop, heappush, heapreplace
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from controlplane.core.class_queue import RequestQueue
 
 DEFAULT_SCALE: Final = 720_720
 """Divisible by 1 to 16, so that the usual weights divide it exactly."""
@@ -77,7 +80,7 @@ class LinearWork:
 class FairTenant:
     """One tenant of a fair queue: its counter and whether it waits."""
 
-    __slots__ = ("accrued_us", "backlogged", "counter", "heap_key", "linear", "multiplier", "slug", "weight")
+    __slots__ = ("accrued_us", "backlog", "backlogged", "counter", "heap_key", "linear", "multiplier", "slug", "weight")
 
     def __init__(self, slug: str, weight: Fraction, multiplier: int) -> None:
         self.slug = slug
@@ -88,6 +91,8 @@ class FairTenant:
         self.heap_key: int | None = None
         self.linear: list[LinearWork] = []
         self.accrued_us = -1
+        self.backlog: RequestQueue | None = None
+        """What waits of it, for whoever keeps the requests; set when it becomes backlogged."""
 
     def __lt__(self, other: FairTenant) -> bool:
         """Heap entries of one tenant may tie; their order does not matter."""
@@ -213,6 +218,17 @@ class FairQueue:
         """Its last queued request was dispatched; output still to come goes on counting."""
         tenant.backlogged = False
         tenant.heap_key = None
+        self._last_left = tenant
+
+    def pass_by(self, tenant: FairTenant, now_us: int) -> None:
+        """Where nobody waits: what `join`, `settle`, `least` and `leave` at one instant would do for the only one."""
+        last = self._last_left
+        tenant.accrue(now_us)
+        if last is not None:
+            floor = last.accrue(now_us)
+            if tenant.counter < floor:
+                tenant.counter = floor
+        self.joining.clear()
         self._last_left = tenant
 
     def withdraw(self, tenant: FairTenant) -> None:

@@ -29,8 +29,8 @@ def round_ratio(numerator: int, denominator: int) -> int:
     """numerator / denominator rounded half-even, in integers only; the denominator is positive."""
     if denominator <= 0:
         raise ValueError(f"the denominator must be positive, not {denominator}")
-    quotient, rest = divmod(numerator, denominator)
-    twice = 2 * rest
+    quotient = numerator // denominator
+    twice = 2 * (numerator - quotient * denominator)
     if twice > denominator or (twice == denominator and quotient & 1):
         return quotient + 1
     return quotient

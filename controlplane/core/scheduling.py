@@ -98,6 +98,28 @@ class Scheduler:
         self.requests[request.id] = request
         queue.push(request, now_us)
 
+    def start_at_once(self, request: QueuedRequest, now_us: int) -> bool:
+        """Start an admitted request that waits for nobody: in one step what `offer` and `next_dispatch` would do.
+
+        False, and nothing has happened, where it must queue: something waits, no slot takes it, or there is more to
+        decide than where it runs.
+        """
+        queue = self._by_slug[request.class_slug]
+        if self._share.active or now_us >= self._reserve_due_us or queue.kv_floor_home or queue.kv_floor_lent:
+            return False
+        if not self._open & queue.slot_mask or self.anything_queued():
+            return False
+        if request.id in self.requests:
+            raise ValueError(f"request {request.id!r} is already here")
+        slot = choose_slot(request, queue, self._open_slots(queue), self.classes)
+        if slot is None:
+            return False
+        request.class_index = queue.index
+        self.requests[request.id] = request
+        self._start(request, slot, queue, now_us)
+        queue.passes(request, now_us)
+        return True
+
     def adopt(self, request: QueuedRequest, slot_name: str, now_us: int) -> None:
         """Take over a request that runs on a slot already, from the scheduler of the policy before this one."""
         queue, slot = self._by_slug[request.class_slug], self._slot_by_name[slot_name]
@@ -392,11 +414,12 @@ class Scheduler:
         snapshot.serving_slots = queue.serving_slots
         if self._open & queue.slot_mask:
             tenant, first_end_us = snapshot.tenant.slug, now_us
-            snapshot.free_now = any(
-                takes(slot, queue, kv_tokens, may_run_lent, tenant, self.classes) for slot in self._open_slots(queue)
-            ) and queue.leads(tenant, gpu_us, deadline_us, now_us)
-            if snapshot.free_now:
-                return
+            for slot in self._open_slots(queue):
+                if takes(slot, queue, kv_tokens, may_run_lent, tenant, self.classes):
+                    if queue.leads(tenant, gpu_us, deadline_us, now_us):
+                        snapshot.free_now = True
+                        return
+                    break
         work_ahead_gpu_us = 0
         for other in queue.ahead:
             work_ahead_gpu_us += other.queued_gpu_us

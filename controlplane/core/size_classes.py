@@ -78,6 +78,11 @@ class SizeClassQueue(Generic[R]):
         _append_in_order(self._lanes[request.size_class + 1], request)
         self.count += 1
 
+    def passed(self, arrival_us: int) -> None:
+        """A request that arrived then came and went at once."""
+        if arrival_us < self._oldest_us:
+            self._oldest_us = arrival_us
+
     def push_back(self, request: R) -> None:
         """Put a preempted request back at the head."""
         if self._gone and request.id in self._gone:
@@ -173,6 +178,11 @@ class DeadlineQueue(Generic[R]):
         if request.arrival_us < self._oldest_us:
             self._oldest_us = request.arrival_us
         self.count += 1
+
+    def passed(self, arrival_us: int) -> None:
+        """A request that arrived then came and went at once."""
+        if arrival_us < self._oldest_us:
+            self._oldest_us = arrival_us
 
     def push_back(self, request: R) -> None:
         """Put a preempted request back at the head."""

@@ -28,10 +28,11 @@ class SlotMinutes:
 
 
 class _Running:
-    __slots__ = ("booked_us", "key", "virtual", "weight")
+    __slots__ = ("booked_us", "class_", "tenant", "virtual", "weight")
 
-    def __init__(self, key: tuple[Name, str], weight: int, virtual: int) -> None:
-        self.key = key
+    def __init__(self, tenant: Name, class_: str, weight: int, virtual: int) -> None:
+        self.tenant = tenant
+        self.class_ = class_
         self.weight = weight
         self.virtual = virtual
         self.booked_us = 0
@@ -41,7 +42,7 @@ class SlotMeter:
     """Shares of one slot's busy time; instants are UTC microseconds that never go back, weights positive integers."""
 
     __slots__ = (
-        "_booked_us", "_busy", "_carry", "_given_us", "_minute_end_us", "_now_us", "_rest", "_running", "_shares",
+        "_busy", "_carry", "_given_us", "_minute_busy_us", "_minute_end_us", "_now_us", "_rest", "_running", "_shares",
         "_unsettled_us", "_virtual", "_weight", "busy_us",
     )  # fmt: skip
 
@@ -57,6 +58,7 @@ class SlotMeter:
         self._given_us = 0
         self._shares: dict[tuple[int, Name, str], int] = {}
         self._busy: dict[int, int] = {}
+        self._minute_busy_us = 0
         self.busy_us = 0
 
     @property
@@ -71,7 +73,7 @@ class SlotMeter:
         if request_id in self._running:
             raise ValueError(f"{request_id} already runs on this slot")
         self._advance(at_us)
-        self._running[request_id] = _Running((tenant, class_), weight, self._virtual)
+        self._running[request_id] = _Running(tenant, class_, weight, self._virtual)
         self._weight += weight
 
     def end(self, request_id: Name, at_us: int) -> int:
@@ -102,6 +104,7 @@ class SlotMeter:
         self._advance(at_us)
         if self._running:
             self._settle()
+        self._end_minute()
         minutes = SlotMinutes(
             {key: us for key, us in self._shares.items() if us},
             {minute: us for minute, us in self._busy.items() if us},
@@ -114,6 +117,8 @@ class SlotMeter:
         if at_us < self._now_us:
             raise ValueError(f"time went back on a slot meter: {at_us} after {self._now_us} us")
         while at_us >= self._minute_end_us:
+            if self._minute_busy_us:
+                self._end_minute()
             if not self._running:
                 self._now_us = at_us
                 self._minute_end_us = at_us - at_us % US_PER_MINUTE + US_PER_MINUTE
@@ -121,6 +126,7 @@ class SlotMeter:
             elapsed_us, self._now_us = self._minute_end_us - self._now_us, self._minute_end_us
             self._accrue(elapsed_us)
             self._settle()
+            self._end_minute()
             self._minute_end_us += US_PER_MINUTE
         elapsed_us = at_us - self._now_us
         if elapsed_us:
@@ -128,14 +134,21 @@ class SlotMeter:
             if self._weight:
                 self._accrue(elapsed_us)
 
+    def _end_minute(self) -> None:
+        """Book the busy time of the present minute, which ends or is collected."""
+        minute = self._minute_end_us - US_PER_MINUTE
+        self._busy[minute] = self._busy.get(minute, 0) + self._minute_busy_us
+        self._minute_busy_us = 0
+
     def _accrue(self, elapsed_us: int) -> None:
         """Time within one minute, in which something ran."""
-        step, self._rest = divmod((elapsed_us << _FRACTION_BITS) + self._rest, self._weight)
+        exact, weight = (elapsed_us << _FRACTION_BITS) + self._rest, self._weight
+        step = exact // weight
+        self._rest = exact - step * weight
         self._virtual += step
         self._unsettled_us += elapsed_us
         self.busy_us += elapsed_us
-        minute = self._minute_end_us - US_PER_MINUTE
-        self._busy[minute] = self._busy.get(minute, 0) + elapsed_us
+        self._minute_busy_us += elapsed_us
 
     def _share_us(self, run: _Running) -> int:
         exact = run.weight * (self._virtual - run.virtual) + self._carry
@@ -146,7 +159,7 @@ class SlotMeter:
     def _book(self, run: _Running, us: int) -> None:
         run.booked_us += us
         self._given_us += us
-        key = (self._minute_end_us - US_PER_MINUTE, *run.key)
+        key = self._minute_end_us - US_PER_MINUTE, run.tenant, run.class_
         self._shares[key] = self._shares.get(key, 0) + us
 
     def _settle(self) -> None:

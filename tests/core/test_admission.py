@@ -1,7 +1,5 @@
 """Admission over live views: what is taken, what is not, and that decision and explanation agree."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -106,7 +104,8 @@ def test_open_posture_spends_the_slice_and_nothing_else() -> None:
     reserve(s, decide(s))
     assert (lease.remaining_nanos, slice_.remaining_nanos) == (5, 5)
     assert decide(s).reason is Reason.NO_LEASE
-    assert decide(replace(s, budget=replace(budget, posture=OutagePosture.CLOSED))).reason is Reason.NO_LEASE
+    budget.posture = OutagePosture.CLOSED
+    assert decide(s).reason is Reason.NO_LEASE
 
 
 def test_an_answered_refusal_of_the_control_plane_is_the_budget() -> None:
@@ -132,7 +131,8 @@ def test_downgrade_takes_one_step_and_reserves_what_served() -> None:
     assert answer.served is not None and answer.served.decision is Decision.ADMIT
     reserve(asked, answer)
     assert purse.reserved_nanos == 10
-    again = decide(asked, lambda: replace(served, free_now=False))
+    served.free_now = False
+    again = decide(asked, lambda: served)
     assert (again.decision, again.reason) == (Decision.REJECT, Reason.QUEUE_FULL)
 
 
@@ -154,9 +154,10 @@ def test_displacing_frees_a_queue_place_never_time() -> None:
         displaceable_id="later",
     )
     assert decide(full).displaces == "later"
-    slow = replace(full, work_ahead_gpu_us=2_000_001)
-    assert decide(slow).reason is Reason.QUEUE_FULL
-    assert decide(replace(slow, queue_depth=2)).reason is Reason.WAIT_TOO_LONG
+    full.work_ahead_gpu_us = 2_000_001
+    assert decide(full).reason is Reason.QUEUE_FULL
+    full.queue_depth = 2
+    assert decide(full).reason is Reason.WAIT_TOO_LONG
 
 
 def maybe(value):

@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from controlplane.core.admission import ClassView, Decision, KeyView, Snapshot, TenantView, decide
@@ -15,6 +15,7 @@ from controlplane.core.reasons import Reason
 from controlplane.core.scheduling import Scheduler
 from controlplane.core.slot_states import Band, SlotState
 from controlplane.core.slots import ClassKind, Isolation, SlotSpec
+from tests.core.scheduling_generators import arrivals, fleets
 from tests.core.scheduling_worlds import BATCH, CHAT, ask, scheduler
 
 
@@ -326,6 +327,63 @@ def test_free_now_is_what_the_scheduler_then_does(seed: int) -> None:
             state = rng.choice([SlotState.HOME, SlotState.LENT, SlotState.DRAINING])
             s.set_slot(rng.choice(["s0", "s1", "s2"]), now, state=state)
             dispatch(s, now)
+
+
+def _state(s: Scheduler, now: int) -> object:
+    """Everything that later decisions depend on."""
+    return (
+        [(r.id, r.phase, r.slot_index, r.expected_end_us, r.charged_work, r.attempt) for r in s.requests.values()],
+        [(q.queued, q.queued_gpu_us, q.running, q.kv_floor_home, q.kv_floor_lent, q.reserve_due_us) for q in s.classes],
+        [(slot.kv_free, slot.outstanding_gpu_us, slot.first_end_us, slot.class_counts) for slot in s.slots],
+        [
+            {t.slug: (t.accrue(now), t.backlogged, t.multiplier, len(t.linear)) for t in q.fair.tenants.values()}
+            for q in s.classes
+        ],
+        s.timed_out(now),
+    )
+
+
+@given(fleets(), st.integers(0, 10**6))
+@settings(max_examples=80, deadline=None)
+def test_starting_at_once_is_queueing_and_being_next(fleet, seed: int) -> None:
+    """Two schedulers see the same; one starts at once what it can. They never differ in anything."""
+    rng, now, at_once = random.Random(seed), 0, 0
+    pair = [Scheduler(fleet.classes, fleet.slots, fleet.isolation, reserve_after_us=50_000) for _ in range(2)]
+    for s in pair:
+        for queue in s.classes:
+            s.set_weight(queue.spec.slug, "a", 3)
+    for mine, theirs in zip(arrivals(fleet, seed), arrivals(fleet, seed), strict=True):
+        now = max(now, mine.arrival_us)
+        plain, quick = pair
+        plain.offer(theirs, now)
+        first = plain.next_dispatch(now)
+        if quick.start_at_once(mine, now):
+            at_once += 1
+            assert first is not None and first.id == mine.id
+        else:
+            quick.offer(mine, now)
+            second = quick.next_dispatch(now)
+            assert (None if first is None else first.id) == (None if second is None else second.id)
+        assert [r.id for r in dispatched(plain, now)] == [r.id for r in dispatched(quick, now)]
+        assert _state(plain, now) == _state(quick, now)
+        for _ in range(rng.choice([0, 1, 1, 2])):
+            running = [r.id for r in plain.requests.values() if r.phase is Phase.RUNNING]
+            if not running:
+                break
+            now += rng.randint(0, 9_000)
+            ended, end, output = rng.choice(running), rng.choice(["release", "requeue", "cancel"]), rng.randint(0, 40)
+            for s in pair:
+                if end == "release":
+                    s.release(ended, now, prompt_tokens=3, output_tokens=output, gpu_us=500)
+                else:
+                    getattr(s, end)(ended, now)
+            assert [r.id for r in dispatched(plain, now)] == [r.id for r in dispatched(quick, now)]
+            assert _state(plain, now) == _state(quick, now)
+    event(f"at once: {at_once // 10}0s")
+
+
+def dispatched(s: Scheduler, now: int) -> list[QueuedRequest]:
+    return list(iter(lambda: s.next_dispatch(now), None))
 
 
 # -- ends
