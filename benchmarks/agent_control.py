@@ -22,6 +22,7 @@ from aiohttp import web
 from controlplane.core.reasons import Outcome
 from controlplane.wire.enrolment import Enrolled, Helloed
 from controlplane.wire.lease import LeaseAnswer
+from controlplane.wire.packed import FORM, read_report
 from controlplane.wire.policy import LiveKey, PolicyDocument
 from controlplane.wire.report import Answer, Lease, LiveDelta, Report
 from tests.agent import worlds
@@ -130,12 +131,13 @@ class ControlPlane:
                 {},
                 self.world.interval_ms,
                 time.time_ns() // 1000,
+                report_forms=[FORM],
             )
         )
 
     async def report(self, request: web.Request) -> web.Response:
         body = await request.read()
-        report = msgspec.json.decode(body, type=Report)
+        report = read_report(body)
         self._count(report, len(body))
         live = None
         if report.live_number < self.live.through:

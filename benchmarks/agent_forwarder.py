@@ -11,8 +11,8 @@ import sys
 import uvloop
 
 from controlplane.agent.api_body import read_body
-from controlplane.agent.backends.base import BackendRequest, Failure, TokenUsage
 from controlplane.agent.backends.openai import OpenAIBackend
+from controlplane.agent.backends.request import BackendRequest, Failure, TokenUsage
 from controlplane.agent.call import Call
 from controlplane.agent.clock import Clock
 from controlplane.agent.gateway import HttpFront

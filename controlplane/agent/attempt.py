@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from controlplane.agent.backends.base import Failure, Run, TokenUsage
+from controlplane.agent.backends.base import Run
+from controlplane.agent.backends.request import Failure, TokenUsage
 from controlplane.agent.call_headers import call_headers
 from controlplane.core.reasons import Outcome
 

@@ -11,9 +11,8 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from msgspec.structs import replace
-
-from controlplane.agent.backends.base import Backend, BackendRequest, Failure, Run, Sink, TokenUsage
+from controlplane.agent.backends.base import Backend, Run, Sink
+from controlplane.agent.backends.request import BackendRequest, Failure, TokenUsage
 from controlplane.agent.embedding_batch import BadAnswer, Waiting, embedding_inputs, merged_body, split_answer
 from controlplane.agent.one_shot_body import EMBEDDINGS_PATH
 from controlplane.core.batching import Batch, Batcher, BatchPolicy, Member
@@ -182,13 +181,11 @@ class RunningBatch:
         if len(self._runs) == 1:
             return first
         requests = [run.request for run in self._runs]
-        return replace(
-            first,
-            body=merged_body([run.waiting.inputs for run in self._runs]),
-            prompt_tokens=sum(request.prompt_tokens for request in requests),
-            n=sum(request.n for request in requests),
-            priority=min(request.priority for request in requests),
-        )
+        merged = first.sent_as(first.path, merged_body([run.waiting.inputs for run in self._runs]))
+        merged.prompt_tokens = sum(request.prompt_tokens for request in requests)
+        merged.n = sum(request.n for request in requests)
+        merged.priority = min(request.priority for request in requests)
+        return merged
 
     @property
     def _present(self) -> list[BatchedRun]:

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Protocol
 
 from controlplane.agent.api_body import TOKEN_PATHS
 from controlplane.agent.api_fields import ApiBody
+from controlplane.agent.journal_entries import Begun
 from controlplane.agent.objectives import Judge
 from controlplane.agent.registry import FREE_CARD, ClassEntry, KeyEntry, TenantEntry
 from controlplane.core.pricing import RateCard
 from controlplane.core.queued_request import QueuedRequest
 from controlplane.core.reservations import Reservation
-from controlplane.wire.report import UsageRow
 
 if TYPE_CHECKING:
     from controlplane.agent.agent_slot import AgentSlot
@@ -123,7 +123,7 @@ class Call:
         self.downgraded = False
         self.closed = False
         self.head_sent = False
-        self.opened: UsageRow | None = None
+        self.opened: Begun | None = None
         self.estimated_wait_us: int | None = 0
         self.lease_deadline_us = 0
         self.output_tokens = 0

@@ -8,6 +8,7 @@ from typing import Final
 from controlplane.wire.report import ClockReading, ahead_us
 
 log = logging.getLogger(__name__)
+_monotonic_ns: Final = time.monotonic_ns
 
 STEP_AFTER_US: Final = 5_000_000
 IDLE_SLEW_US: Final = 50_000
@@ -65,7 +66,7 @@ class Clock:
         self.offset = OffsetFilter()
 
     def now_us(self) -> int:
-        now_us = time.monotonic_ns() // 1000 + self._offset_us
+        now_us = _monotonic_ns() // 1000 + self._offset_us
         return now_us if now_us > self._floor_us else self._floor_us
 
     def compare(self, sent_us: int, server_us: int) -> None:

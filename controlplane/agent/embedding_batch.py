@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 from msgspec import Raw, Struct
 
-from controlplane.agent.backends.base import TokenUsage
+from controlplane.agent.backends.request import TokenUsage
 from controlplane.agent.backends.usage_reading import read_usage
 from controlplane.core.batching import Member, OutputCountError, length_bucket, share_tokens, split
 

@@ -16,7 +16,8 @@ from typing import Final
 
 from controlplane.agent.agent_slot import READY, AgentSlot, take_slots
 from controlplane.agent.attempt import Attempt
-from controlplane.agent.backends.base import Backend, BackendRequest, Failure, TokenUsage
+from controlplane.agent.backends.base import Backend
+from controlplane.agent.backends.request import BackendRequest, Failure, TokenUsage
 from controlplane.agent.batching import BatchingBackend
 from controlplane.agent.call import Call
 from controlplane.agent.clock import Clock, boot_us
@@ -25,7 +26,7 @@ from controlplane.agent.flex_host import EngineFlexHost
 from controlplane.agent.front_desk import FrontDesk
 from controlplane.agent.item_calls import unusable
 from controlplane.agent.items import ItemRunner
-from controlplane.agent.journal_entries import Entry, ItemEnd, Mark, Opened
+from controlplane.agent.journal_entries import Entry, ItemEnd, Mark
 from controlplane.agent.latency_totals import LatencyTotals
 from controlplane.agent.learning import learn
 from controlplane.agent.live_figures import Figures
@@ -37,7 +38,7 @@ from controlplane.agent.registry import Registry
 from controlplane.agent.replies import answer_client, status_of
 from controlplane.agent.rescheduling import build, move, same_shape
 from controlplane.agent.safe_rate import own_safe_rate
-from controlplane.agent.settlement import Settled, closed_entry, is_charged, measured, opened_row, settle
+from controlplane.agent.settlement import Settled, begun, closed_entry, is_charged, measured, settle
 from controlplane.agent.slot_readiness import SlotReadiness
 from controlplane.agent.spool import EpochSpool
 from controlplane.agent.tracing import Tracer
@@ -183,15 +184,35 @@ class Engine:
         call.judges = self.objectives.judges(tenant_id, class_id, streamed=call.stream, now_us=call.arrived_us)
         self.objectives.admitted(call.judges, call.arrived_us)
         minute_us = call.arrived_us - call.arrived_us % MINUTE_US
-        call.opened = opened_row(call, self._model_id, call.exchange.job)
-        self.note(Opened(call.opened, [Mark(judge.version_id, minute_us) for judge in call.judges]))
+        marks = [Mark(judge.version_id, minute_us) for judge in call.judges]
+        call.opened = begun(call, self._model_id, call.exchange.job, marks)
+        if self.spool is not None:
+            self.spool.begun(call.opened)
+            if not self._flush_due:
+                self._flush_soon()
         self.offered += 1
         self.figures.admitted(call, now_us)
         self._retries.count_request(now_us)
         if displaced is not None:
             self.close(displaced, Outcome.DISPLACED)
-        self.scheduler.offer(call.queued, now_us)
-        self.pump(now_us)
+        if not self._start_at_once(call, call.queued, now_us):
+            self.scheduler.offer(call.queued, now_us)
+            self.pump(now_us)
+
+    def _start_at_once(self, call: Call, request: QueuedRequest, now_us: int) -> bool:
+        """Start a call that waits for nobody; False where it has to queue."""
+        if self._pumping or self.flex.any_lent or self.flex.any_draining:
+            return False
+        if not self.scheduler.start_at_once(request, now_us):
+            return False
+        self._pumping = True
+        try:
+            self._dispatch(call, request, now_us)
+        finally:
+            self._pumping = False
+        if self.scheduler.anything_queued():
+            self.pump(now_us)
+        return True
 
     def pump(self, now_us: int) -> None:
         """Start everything that may start at this instant."""
@@ -380,8 +401,11 @@ class Engine:
         entry = closed_entry(
             call, outcome, status, settled, verdicts, end, gpu_us=gpu_us, ended_us=now_us, slot_id=slot_id
         )
-        self.note(entry)
         row = entry.row
+        if self.spool is not None:
+            self.spool.closed(entry)
+            if not self._flush_due:
+                self._flush_soon()
         self.latencies.note(row)
         if self.tracer is not None:
             self.tracer.ended(call, row, outcome)

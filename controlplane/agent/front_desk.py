@@ -62,8 +62,8 @@ class FrontDesk:
             self._refuse_unknown(exchange, request_id)
             return
         try:
-            one_shot = exchange.path not in TOKEN_PATHS
-            parsed = (read_one_shot if one_shot else read_body)(exchange.body, exchange.path)
+            path = exchange.path
+            parsed = read_body(exchange.body, path) if path in TOKEN_PATHS else read_one_shot(exchange.body, path)
         except BadBody as error:
             exchange.respond(
                 400,
@@ -82,7 +82,7 @@ class FrontDesk:
             klass=engine.registry.classes.get(slug) or _unserved(slug),
             arrived_us=now_us,
         )
-        prompt = parsed.messages if exchange.path == CHAT_PATH else parsed.prompt
+        prompt = parsed.messages if path == CHAT_PATH else parsed.prompt
         serialised = bytes(prompt)
         call.prompt_bytes = len(serialised)
         call.prompt_tokens = (engine.backend.count_prompt(serialised) or 0) if serialised else 0

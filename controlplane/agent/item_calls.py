@@ -9,7 +9,7 @@ import msgspec
 from controlplane.agent.answers import SENTENCES, bad_request, error_body
 from controlplane.agent.api_body import CHAT_PATH, TOKEN_PATHS, BadBody, read_body
 from controlplane.agent.api_fields import ApiBody
-from controlplane.agent.backends.base import Failure
+from controlplane.agent.backends.request import Failure
 from controlplane.agent.call import Call
 from controlplane.agent.item_ends import NO_RESPONSE, TOO_LARGE
 from controlplane.agent.one_shot_body import read_one_shot

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Raw
 
 from controlplane.agent.api_body import BadBody
-from controlplane.agent.backends.base import Failure
+from controlplane.agent.backends.request import Failure
 from controlplane.agent.call import Call
 from controlplane.agent.clock import boot_us
 from controlplane.agent.held_items import HeldItem, HeldItems, ItemPhase, Lane, due_of

@@ -4,7 +4,12 @@ from typing import Final
 
 from msgspec import Struct, msgpack
 
+from controlplane.core.reasons import Outcome, answer_for
 from controlplane.wire.report import UsageRow
+
+UNKNOWN: Final = -1
+LOST_CODE: Final = Outcome.LOST.code
+LOST_STATUS: Final = answer_for(Outcome.LOST).status
 
 
 class Mark(Struct, array_like=True, frozen=True, gc=False):
@@ -38,12 +43,47 @@ class Head(Struct, array_like=True, frozen=True, tag="H"):
 class Opened(Struct, array_like=True, frozen=True, tag="O"):
     """A request was admitted. `row` is what it would be stored as if nothing more were heard of it: lost.
 
-    `counted` says that a report has counted it as offered and admitted already.
+    `counted` says that a report has counted it as offered and admitted already. Journals of earlier releases have it.
     """
 
     row: UsageRow
     marks: list[Mark]
     counted: bool = False
+
+    @property
+    def request_id(self) -> str:
+        return self.row.request_id
+
+
+class Begun(Struct, array_like=True, frozen=True, tag="B"):
+    """A request was admitted, as `Opened`: what its record has at admission that is not the same for all of them."""
+
+    request_id: str
+    arrived_us: int
+    tenant_id: int
+    key_id: int
+    class_id: int
+    asked_class_id: int
+    model_id: int
+    job: str
+    revision: int
+    rate_version: int
+    flags: int
+    estimated_gpu_us: int
+    client_request_id: str
+    marks: list[Mark]
+    counted: bool = False
+
+    @property
+    def row(self) -> UsageRow:
+        """The record if nothing more is heard of the request: it was lost."""
+        return UsageRow(
+            self.request_id, self.arrived_us, self.arrived_us, 1, UNKNOWN, self.tenant_id, self.key_id,
+            self.class_id, self.asked_class_id, self.model_id, self.job, self.revision, self.rate_version,
+            LOST_CODE, LOST_STATUS, self.flags, 0, 0, 0,
+            UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN,
+            0, self.estimated_gpu_us, 0, 0, 0, 0, self.client_request_id,
+        )  # fmt: skip
 
 
 class ItemEnd(Struct, array_like=True, frozen=True, gc=False):
@@ -135,13 +175,24 @@ class Sealed(Struct, array_like=True, frozen=True, tag="Z"):
     reason: str = ""
 
 
-Entry = Head | Opened | Closed | Moved | Turned | Cut | Recut | Accepted | Sealed
+Entry = Head | Opened | Begun | Closed | Moved | Turned | Cut | Recut | Accepted | Sealed
 
 encode: Final = msgpack.Encoder().encode
-"""An entry as bytes."""
+"""An entry, or a list of entries that were written together, as bytes."""
 _decoder: "msgpack.Decoder[Entry]" = msgpack.Decoder(Entry)
+_several: "msgpack.Decoder[list[Entry]]" = msgpack.Decoder(list[Entry])
+_ARRAY_HEADS: Final = {0xDC: 3, 0xDD: 5}
+"""Bytes of the heads of long arrays; those of short ones have one."""
 
 
 def decode(payload: bytes) -> Entry:
     """Raises msgspec.DecodeError for anything else, which after a good checksum is another version's file."""
     return _decoder.decode(payload)
+
+
+def entries_of(payload: bytes) -> list[Entry]:
+    """The entries of a payload, one or several; raises as `decode`."""
+    # An entry is an array that begins with its tag, several are an array of arrays.
+    first = payload[_ARRAY_HEADS.get(payload[0], 1) :][:1]
+    one = first == b"\xa1"
+    return [_decoder.decode(payload)] if one else _several.decode(payload)

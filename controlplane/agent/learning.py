@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from controlplane.agent.backends.base import TokenUsage
+from controlplane.agent.backends.request import TokenUsage
 
 if TYPE_CHECKING:
     from controlplane.agent.call import Call

@@ -25,7 +25,7 @@ from controlplane.wire.report import Share
 ACTIVE = "active"
 REQUEST_BURST_S = 2
 FREE_CARD = RateCard(0, 0, 0)
-DIGESTS_MAX = 4_096
+PRESENTED_MAX = 4_096
 
 
 class ClassEntry:
@@ -105,9 +105,9 @@ class Registry:
         self.tenants: dict[int, TenantEntry] = {}
         self.keys: dict[int, KeyEntry] = {}
         self.by_hash: dict[str, KeyEntry] = {}
-        self._digests: dict[bytes, str] = {}
-        """Digests of secrets that were presented and are known: hashing them again and again is what a request
-        costs most for its key. Forgotten with every live list, and when there are too many."""
+        self._presented: dict[bytes, KeyEntry] = {}
+        """Keys by their present secrets, once presented: hashing those again and again is what a request costs most
+        for its key. Forgotten with every live list, and when there are too many."""
         self.rates = WorkRates(0, 0)
         self.tokenless_time = TokenlessTime()
         self.shares: dict[tuple[str, int], Share] = {}
@@ -166,7 +166,7 @@ class Registry:
                 entry.take(key)
         for key_id in self.keys.keys() - live.keys.keys():
             del self.keys[key_id]
-        self._digests.clear()
+        self._presented.clear()
         self.by_hash = {digest: self.keys[key.id] for digest, key in live.by_hash.items()}
         for tenant_id, tenant in self.tenants.items():
             said = live.tenants.get(tenant_id)
@@ -229,19 +229,20 @@ class Registry:
 
     def key_of(self, secret: bytes, now_us: int) -> KeyEntry | None:
         """The key whose present secret, or previous one in its time of overlap, that is."""
-        digest = self._digests.get(secret)
-        if digest is None:
-            digest = sha256(secret).hexdigest()
-            if digest in self.by_hash:
-                if len(self._digests) >= DIGESTS_MAX:
-                    self._digests.clear()
-                self._digests[secret] = digest
+        entry = self._presented.get(secret)
+        if entry is not None:
+            return entry
+        digest = sha256(secret).hexdigest()
         entry = self.by_hash.get(digest)
-        if entry is not None and entry.live.hashes[0] != digest:
-            until = entry.live.previous_until_us
-            if until is None or now_us >= until:
-                return None
-        return entry
+        if entry is None:
+            return None
+        if entry.live.hashes[0] == digest:
+            if len(self._presented) >= PRESENTED_MAX:
+                self._presented.clear()
+            self._presented[secret] = entry
+            return entry
+        until = entry.live.previous_until_us
+        return None if until is None or now_us >= until else entry
 
     def card_at(self, class_slug: str, now_us: int) -> RateCard:
         """The card in force for arrivals at an instant; a class without one costs nothing (rate_version 0)."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from controlplane.agent.answers import error_event, refusal_answer
-from controlplane.agent.backends.base import Failure
+from controlplane.agent.backends.request import Failure
 from controlplane.agent.call import Call
 from controlplane.agent.call_headers import call_headers
 from controlplane.core.reasons import Outcome, answer_for

@@ -29,7 +29,9 @@ class TenantRoutes:
 
     def handle(self, exchange: HttpExchange) -> None:
         path, method = exchange.path, exchange.method
-        if path in TOKEN_PATHS or is_one_shot(path):
+        if path in TOKEN_PATHS and method == "POST":
+            self._engine.desk.offer(exchange)
+        elif path in TOKEN_PATHS or is_one_shot(path):
             if is_infer(path):
                 exchange.error_form = tensor_error
             if method == "POST":

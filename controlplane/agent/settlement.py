@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from controlplane.agent.backends.base import TokenUsage
+from controlplane.agent.backends.request import TokenUsage
 from controlplane.agent.call import Call
-from controlplane.agent.journal_entries import Closed, ItemEnd, Verdict
+from controlplane.agent.journal_entries import UNKNOWN, Begun, Closed, ItemEnd, Mark, Verdict
 from controlplane.agent.objectives import Measured
 from controlplane.agent.purses import SlicePurse
 from controlplane.core.pricing import ChargeLines, capped, charge
-from controlplane.core.reasons import OUTCOME_CODES, Outcome, answer_for
+from controlplane.core.reasons import OUTCOME_CODES, Outcome
 from controlplane.wire.report import (
     FLAG_CAPPED,
     FLAG_ESTIMATED,
@@ -22,9 +22,6 @@ from controlplane.wire.report import (
 )
 
 NOTHING: Final = ChargeLines(0, 0, 0, 0, 0)
-UNKNOWN: Final = -1
-LOST_CODE: Final = Outcome.LOST.code
-LOST_STATUS: Final = answer_for(Outcome.LOST).status
 PAID_IF_DELIVERED: Final = frozenset(
     {Outcome.UPSTREAM_ERROR, Outcome.CANCELLED_BY_DRAIN, Outcome.DISPLACED, Outcome.STAGE_TIMEOUT, Outcome.LOST}
 )
@@ -78,20 +75,18 @@ def settle(call: Call, usage: TokenUsage | None, gpu_us: int, *, charged: bool) 
     return Settled(usage, capped(lines, reservation.amount_nanos), True, lines.total_nanos - reservation.amount_nanos)
 
 
-def opened_row(call: Call, model_id: int, job: str) -> UsageRow:
-    """The record as it stands at admission: if nothing more is heard of the request, it was lost."""
+def begun(call: Call, model_id: int, job: str, marks: list[Mark]) -> Begun:
+    """The journal's entry of an admitted call."""
     flags = FLAG_ESTIMATED | FLAG_NOT_CHARGED | (FLAG_STREAMED if call.stream else 0)
     queued, reservation = call.queued, call.reservation
     if reservation is not None and isinstance(reservation.purse, SlicePurse):
         flags |= FLAG_OUTAGE
     if call.tokenless:
         flags |= FLAG_TOKENLESS
-    return UsageRow(
-        call.request_id, call.arrived_us, call.arrived_us, 1, UNKNOWN, call.tenant.policy.id, call.key.live.id,
-        call.klass.policy.id, call.asked.policy.id, model_id, job, call.revision, call.card.rate_version,
-        LOST_CODE, LOST_STATUS, flags, 0, 0, 0,
-        UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN,
-        0, 0 if queued is None else queued.gpu_us, 0, 0, 0, 0, call.exchange.client_request_id,
+    return Begun(
+        call.request_id, call.arrived_us, call.tenant.policy.id, call.key.live.id, call.klass.policy.id,
+        call.asked.policy.id, model_id, job, call.revision, call.card.rate_version, flags,
+        0 if queued is None else queued.gpu_us, call.exchange.client_request_id, marks,
     )  # fmt: skip
 
 
@@ -154,7 +149,7 @@ def stages_of(call: Call, ended_us: int) -> Stages:
 
 def closed_row(
     call: Call,
-    opened: UsageRow,
+    opened: Begun,
     outcome: Outcome,
     status: int,
     settled: Settled,

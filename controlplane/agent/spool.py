@@ -23,6 +23,7 @@ from controlplane.agent.errors import AgentError
 from controlplane.agent.frames import HEADER, FramesRead, header, read_frames
 from controlplane.agent.journal_entries import (
     Accepted,
+    Begun,
     Closed,
     Cut,
     Entry,
@@ -35,11 +36,14 @@ from controlplane.agent.journal_entries import (
     Turned,
     decode,
     encode,
+    entries_of,
 )
 
 log = logging.getLogger(__name__)
 
 SEGMENT_BYTES = 16 * 1024 * 1024
+TOGETHER_MAX = 64
+"""Entries that are written as one at most."""
 RESPONSES_BYTES = 4 * 1024 * 1024
 """Responses of batch items that wait for a report: over this one is cut."""
 KEEP_ACCEPTED_US = 24 * 3_600_000_000
@@ -62,7 +66,7 @@ class StoredReport:
 class SpoolState:
     """What the entries of an epoch add up to."""
 
-    opened: dict[str, Opened] = field(default_factory=dict)
+    opened: dict[str, Opened | Begun] = field(default_factory=dict)
     closed: deque[Closed] = field(default_factory=deque)
     responses_bytes: int = 0
     """Responses of batch items among `closed`: what they hold of memory."""
@@ -80,17 +84,10 @@ class SpoolState:
 
     def take(self, entry: Entry, path: Path, offset: int, length: int) -> None:
         """Bring the state up to one more entry."""
-        if isinstance(entry, Opened):
-            self.opened[entry.row.request_id] = entry
+        if isinstance(entry, Begun | Opened):
+            self.opened[entry.request_id] = entry
         elif isinstance(entry, Closed):
-            opened = self.opened.pop(entry.row.request_id, None)
-            if opened is not None and not opened.counted:
-                self.admitted += opened.marks
-            self.closed.append(entry)
-            if entry.lease_spent_nanos:
-                self.spent[entry.lease_id] = max(entry.lease_spent_nanos, self.spent.get(entry.lease_id, 0))
-            if entry.item is not None:
-                self.responses_bytes += len(entry.item.response)
+            self.take_closed(entry)
         elif isinstance(entry, Turned):
             self.turned.append(entry)
         elif isinstance(entry, Moved):
@@ -106,6 +103,17 @@ class SpoolState:
             self.sealed = entry
         elif isinstance(entry, Head):
             self._take_head(entry)
+
+    def take_closed(self, entry: Closed) -> None:
+        """A request ended."""
+        opened = self.opened.pop(entry.row.request_id, None)
+        if opened is not None and not opened.counted:
+            self.admitted += opened.marks
+        self.closed.append(entry)
+        if entry.lease_spent_nanos:
+            self.spent[entry.lease_id] = max(entry.lease_spent_nanos, self.spent.get(entry.lease_id, 0))
+        if entry.item is not None:
+            self.responses_bytes += len(entry.item.response)
 
     def _take_head(self, head: Head) -> None:
         # The segment repeats what was open and unreported when it began.
@@ -178,6 +186,8 @@ class EpochSpool:
         self._segment = segment
         self._path = directory / f"{segment:06d}.log"
         self._buffer: list[bytes] = []
+        self._together: list[Entry] = []
+        """Counted in, and not encoded yet."""
         self._written = size
         self._dirty = False
         self.records_accepted = 0
@@ -214,7 +224,8 @@ class EpochSpool:
                 paths.pop()
                 break
             for offset, payload in read.entries:
-                state.take(decode(payload), path, offset, len(payload))
+                for entry in entries_of(payload):
+                    state.take(entry, path, offset, len(payload))
             size, heard_us = read.valid_bytes, path.stat().st_mtime_ns // 1000
             if read.valid_bytes < len(data):
                 log.warning("%s: %d bytes after its last whole entry", path, len(data) - read.valid_bytes)
@@ -227,14 +238,42 @@ class EpochSpool:
 
     def append(self, entry: Entry) -> None:
         """Buffer an entry and count it in."""
+        self._join()
         payload = encode(entry)
-        size = len(payload)
-        self.state.take(entry, self._path, self._written + HEADER.size, size)
+        self.state.take(entry, self._path, self._written + HEADER.size, len(payload))
+        self._frame(payload)
+
+    def begun(self, entry: Begun) -> None:
+        """Buffer the beginning of a request and count it in; what comes between two flushes is written as one."""
+        self.state.opened[entry.request_id] = entry
+        self._together.append(entry)
+        if len(self._together) >= TOGETHER_MAX:
+            self._join()
+
+    def closed(self, entry: Closed) -> None:
+        """Buffer the end of a request and count it in, as `begun`."""
+        if entry.item is not None:
+            # Responses may be large, and what is written as one has to be read as one.
+            self.append(entry)
+            return
+        self.state.take_closed(entry)
+        self._together.append(entry)
+        if len(self._together) >= TOGETHER_MAX:
+            self._join()
+
+    def _join(self) -> None:
+        together = self._together
+        if together:
+            self._together = []
+            self._frame(encode(together if len(together) > 1 else together[0]))
+
+    def _frame(self, payload: bytes) -> None:
         self._buffer += (header(payload, self._written), payload)
-        self._written += HEADER.size + size
+        self._written += HEADER.size + len(payload)
 
     def flush(self) -> None:
         """Hand everything buffered to the kernel: from here on only the machine's death loses it."""
+        self._join()
         if not self._buffer:
             return
         data = b"".join(self._buffer)
@@ -373,7 +412,7 @@ def _begun(read: FramesRead) -> bool:
     if not read.entries:
         return False
     head = decode(read.entries[0][1])
-    return isinstance(head, Head) and len(read.entries) > head.kept
+    return isinstance(head, Head) and sum(len(entries_of(payload)) for _, payload in read.entries) > head.kept
 
 
 def epoch_directory(root: Path, epoch: int) -> Path:

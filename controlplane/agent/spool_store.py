@@ -49,7 +49,7 @@ class SpoolStore:
             for entry in moving:
                 spool.append(entry)
             spool.flush()
-            before.append(Moved([entry.row.request_id for entry in moving]))
+            before.append(Moved([entry.request_id for entry in moving]))
             before.flush()
             self.old[before.epoch] = before
         self.current = spool

@@ -20,12 +20,12 @@ MODULES: Final = (
     "core.fairness", "core.histogram", "core.money", "core.preemption", "core.pricing", "core.queued_request",
     "core.reasons", "core.reservations", "core.retry_budget", "core.scheduling", "core.size_classes",
     "core.slot_choice", "core.slot_meter", "core.slots",
-    "agent.agent_slot", "agent.api_body", "agent.attempt", "agent.backends.openai", "agent.backends.sse",
-    "agent.backends.upstream_connection", "agent.call", "agent.call_headers", "agent.chunks", "agent.clock",
-    "agent.engine", "agent.frames", "agent.front_desk", "agent.gateway", "agent.http_exchange", "agent.known_heads",
-    "agent.latency_totals", "agent.learning", "agent.live_figures", "agent.meters", "agent.objectives", "agent.purses",
-    "agent.refusal_log", "agent.registry", "agent.replies", "agent.request_ids", "agent.routes", "agent.settlement",
-    "agent.sliding", "agent.spool", "agent.tokenless_time",
+    "agent.agent_slot", "agent.api_body", "agent.attempt", "agent.backends.openai", "agent.backends.request",
+    "agent.backends.sse", "agent.backends.upstream_connection", "agent.call", "agent.call_headers", "agent.chunks",
+    "agent.clock", "agent.engine", "agent.frames", "agent.front_desk", "agent.gateway", "agent.http_exchange",
+    "agent.known_heads", "agent.latency_totals", "agent.learning", "agent.live_figures", "agent.meters",
+    "agent.objectives", "agent.purses", "agent.readiness", "agent.refusal_log", "agent.registry", "agent.replies",
+    "agent.request_ids", "agent.routes", "agent.settlement", "agent.sliding", "agent.spool", "agent.tokenless_time",
 )  # fmt: skip
 """What a request passes, below `controlplane`. Modules that define a `msgspec.Struct` stay as they are."""
 

@@ -162,8 +162,11 @@ def id_text(raw: bytes) -> str:
 
 def _id_bytes(text: str) -> bytes:
     """The bytes of a UUID; ValueError unless the text is exactly what `id_text` gives for them."""
-    raw = bytes.fromhex(text.replace("-", ""))
-    if len(raw) != 16 or id_text(raw) != text:
+    digits = text.replace("-", "")
+    raw = bytes.fromhex(digits)
+    # 32 digits of 36 characters, so that hyphens at those places are all there are.
+    hyphens = text[8:9] + text[13:14] + text[18:19] + text[23:24]
+    if raw.hex() != digits or len(digits) != 32 or len(text) != 36 or hyphens != "----":
         raise ValueError("not the text of a UUID")
     return raw
 

@@ -8,8 +8,8 @@ import time
 import pytest
 
 from controlplane.agent.backends import openai as backend
-from controlplane.agent.backends.base import BackendRequest
 from controlplane.agent.backends.openai import OpenAIBackend
+from controlplane.agent.backends.request import BackendRequest
 from controlplane.core.reasons import Outcome
 from controlplane.wire.report import FLAG_CAPPED, FLAG_ESTIMATED, Lease
 from tests.agent import upstreams as up

@@ -12,8 +12,8 @@ import pytest
 
 from controlplane.agent import identity
 from controlplane.agent.atomic_file import write_atomic
-from controlplane.agent.backends.base import BackendRequest
 from controlplane.agent.backends.curves import A100, CURVES, H100
+from controlplane.agent.backends.request import BackendRequest
 from controlplane.agent.backoff import MAX_S, backoff_s
 from controlplane.agent.clock import Clock, boot_us
 from controlplane.agent.errors import AgentError

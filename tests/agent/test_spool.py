@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from controlplane.agent import reporting
 from controlplane.agent.frames import HEADER, header, read_frames
-from controlplane.agent.journal_entries import Closed, Cut, Mark, Opened, Turned, Verdict
+from controlplane.agent.journal_entries import Begun, Closed, Cut, Mark, Opened, Turned, Verdict
 from controlplane.agent.objectives import NEUTRAL
 from controlplane.agent.reporting import cut_last_report
-from controlplane.agent.spool import EpochSpool, epoch_directory
+from controlplane.agent.spool import TOGETHER_MAX, EpochSpool, epoch_directory
 from controlplane.agent.spool_store import SpoolStore
 from controlplane.wire.report import LeaseSpend, Report, UsageRow
 
@@ -441,3 +441,48 @@ def test_old_epochs_give_up_their_oldest_reports_before_they_go_whole(tmp_path, 
     assert store.old[1].records_lost(1, first) == 2 * (first - 1)
     assert store.old[1].records_lost(1, first + 1) is None, "that one is not lost"
     store.close()
+
+
+def begun(name: str) -> Begun:
+    return Begun(name, NOW_US, 1, 11, 1, 1, 5, "", 1, 9, 6, 300, "mine", [Mark(41, NOW_US)])
+
+
+@pytest.mark.parametrize("torn", range(0, 60, 7))
+def test_what_is_written_as_one_is_read_as_one_or_not_at_all(tmp_path, torn):
+    """Entries between two flushes share a frame; what was flushed before is there whatever happens to it."""
+    spool = EpochSpool.create(tmp_path, 1, NOW_US)
+    spool.begun(begun("first"))
+    spool.flush()
+    before = spool.size_bytes()
+    for name in ("a", "b", "c"):
+        spool.begun(begun(name))
+    spool.closed(closed("first"))
+    spool.closed(closed("a"))
+    spool.flush()
+    path = tmp_path / "epoch-000000001" / "000001.log"
+    whole = path.read_bytes()
+    assert len(read_frames(whole).entries) == len(read_frames(whole[:before]).entries) + 1
+    spool.close()
+    if torn:
+        path.write_bytes(whole[:-torn])
+    state = EpochSpool.reopen(tmp_path, 1).state
+    expected = ["first"] if torn else ["b", "c"]
+    assert list(state.opened) == expected
+    assert [entry.row.request_id for entry in state.closed] == ([] if torn else ["first", "a"])
+    lost = state.opened[expected[0]].row
+    assert (lost.outcome, lost.status, lost.flags, lost.estimated_gpu_us) == (8, 502, 6, 300)
+    assert (lost.arrived_us, lost.ended_us, lost.slot_id, lost.client_request_id) == (NOW_US, NOW_US, -1, "mine")
+
+
+def test_many_entries_between_two_flushes_are_read_again(tmp_path):
+    spool = EpochSpool.create(tmp_path, 1, NOW_US)
+    names = [f"r{number}" for number in range(3 * TOGETHER_MAX + 5)]
+    for name in names:
+        spool.begun(begun(name))
+    spool.cut(Cut(1, NOW_US, 0, False, b"{}"))
+    spool.closed(closed("r1"))
+    spool.close()
+    again = EpochSpool.reopen(tmp_path, 1)
+    assert list(again.state.opened) == [name for name in names if name != "r1"]
+    assert all(entry.counted for entry in again.state.opened.values())
+    assert again.body_of(again.state.reports[0]) == b"{}"

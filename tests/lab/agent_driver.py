@@ -16,7 +16,8 @@ from pathlib import Path
 import msgspec
 
 from controlplane.agent import engine as engine_module
-from controlplane.agent.backends.base import BackendRequest, Sink, TokenUsage
+from controlplane.agent.backends.base import Sink
+from controlplane.agent.backends.request import BackendRequest, TokenUsage
 from controlplane.agent.clock import Clock
 from controlplane.agent.engine import Engine
 from controlplane.agent.policy_state import LiveList

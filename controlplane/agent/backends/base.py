@@ -2,59 +2,8 @@
 
 from typing import Protocol
 
-from msgspec import Struct
-
+from controlplane.agent.backends.request import BackendRequest, Failure, TokenUsage
 from controlplane.wire.policy import PolicyDocument
-
-
-class BackendRequest(Struct):
-    """One attempt as it is sent to a backend.
-
-    `body` is the client's own JSON; a backend that forwards it adds `max_output_tokens`, `include_usage` and
-    `priority` and nothing else. `ignore_eos` asks for exactly the limit. `traceparent` is empty unless it is traced.
-    """
-
-    request_id: str
-    path: str
-    body: bytes
-    model: str
-    slot_id: int
-    stream: bool
-    wants_usage: bool
-    prompt_tokens: int
-    max_output_tokens: int
-    n: int
-    priority: int
-    ignore_eos: bool = False
-    one_shot: bool = False
-    """One answer and no output tokens: `n` is how many inputs it has, and its body passes as it is."""
-    traceparent: bytes = b""
-
-
-class TokenUsage(Struct, frozen=True, gc=False):
-    """Tokens as the backend counted them; `estimated` when the agent had to count chunks itself."""
-
-    prompt_tokens: int
-    cached_tokens: int
-    output_tokens: int
-    estimated: bool = False
-
-
-class Failure(Struct, frozen=True):
-    """Why an attempt failed. `status` and `body` are the upstream's own answer where it gave one (4xx passes as it is).
-
-    `retryable` says that nothing of it can have had an effect that a second attempt would double. `retry_after` is the
-    value of the upstream's header of that name. `told`: the client has the upstream's own error inside its stream, and
-    `body` is the rest of that stream.
-    """
-
-    detail: str
-    retryable: bool
-    status: int = 502
-    body: bytes = b""
-    content_type: bytes = b"application/json"
-    retry_after: bytes = b""
-    told: bool = False
 
 
 class Sink(Protocol):

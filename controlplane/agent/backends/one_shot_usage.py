@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from controlplane.agent.backends.base import BackendRequest, TokenUsage
+from controlplane.agent.backends.request import BackendRequest, TokenUsage
 from controlplane.agent.backends.usage_reading import usage_of
 from controlplane.agent.one_shot_body import EMBEDDINGS_PATH
 

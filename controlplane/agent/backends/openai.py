@@ -16,8 +16,9 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from controlplane.agent.api_body import body_for_upstream
-from controlplane.agent.backends.base import BackendRequest, Failure, Sink, TokenUsage
+from controlplane.agent.backends.base import Sink
 from controlplane.agent.backends.one_shot_usage import one_shot_usage
+from controlplane.agent.backends.request import BackendRequest, Failure, TokenUsage
 from controlplane.agent.backends.sse import EventStream
 from controlplane.agent.backends.upstream_connection import KNOWN_HEADS_MAX, KnownAnswer, UpstreamConnection
 from controlplane.agent.backends.usage_reading import (

@@ -12,8 +12,9 @@ from collections import deque
 from random import Random
 from typing import Final
 
-from controlplane.agent.backends.base import BackendRequest, Failure, Sink, TokenUsage
+from controlplane.agent.backends.base import Sink
 from controlplane.agent.backends.curves import ServiceCurve
+from controlplane.agent.backends.request import BackendRequest, Failure, TokenUsage
 from controlplane.agent.backends.sim_one_shot import DEFAULT_CURVE, OneShotRun, OneShotSims
 from controlplane.core.batching import ServiceTime
 from controlplane.wire.policy import PolicyDocument

@@ -19,7 +19,8 @@ import msgspec
 from msgspec import Raw, Struct
 
 from controlplane.agent.answers import error_body
-from controlplane.agent.backends.base import BackendRequest, Failure, Sink, TokenUsage
+from controlplane.agent.backends.base import Sink
+from controlplane.agent.backends.request import BackendRequest, Failure, TokenUsage
 from controlplane.agent.embedding_batch import BYTES_PER_TOKEN, embedding_inputs
 from controlplane.agent.one_shot_body import EMBEDDINGS_PATH
 from controlplane.core.batching import ServiceTime

@@ -17,8 +17,9 @@ import msgspec
 from msgspec import Raw
 
 from controlplane.agent.answers import error_body
-from controlplane.agent.backends.base import BackendRequest, Failure, Run, Sink, TokenUsage
+from controlplane.agent.backends.base import Run, Sink
 from controlplane.agent.backends.openai import OpenAIBackend
+from controlplane.agent.backends.request import BackendRequest, Failure, TokenUsage
 from controlplane.agent.backends.triton_embeddings import (
     BadTensor,
     EmbeddingTensors,
@@ -87,9 +88,7 @@ class TritonBackend:
         level = self._levels.of(request.priority)
         body = one_shot_for_upstream(request.body, request.path, level or None)
         # The path is made anew from the model that was checked, so that nothing else of the client's is asked for.
-        return self._http.start(
-            msgspec.structs.replace(request, path=_infer_path(request.model), body=body), InferSink(sink)
-        )
+        return self._http.start(request.sent_as(_infer_path(request.model), body), InferSink(sink))
 
     def _start_embeddings(self, request: BackendRequest, sink: Sink) -> Run:
         try:
@@ -98,7 +97,7 @@ class TritonBackend:
             return self._refuse(sink, str(error), error.param)
         tensors = EmbeddingTensors(self._options.text_input, self._options.embedding_output)
         body = text_tensors(asked, tensors, level=self._levels.of(request.priority), request_id=request.request_id)
-        sent = msgspec.structs.replace(request, path=_infer_path(request.model), body=body)
+        sent = request.sent_as(_infer_path(request.model), body)
         return self._http.start(sent, EmbeddingsSink(sink, request, asked.encoding_format, asked.dimensions, tensors))
 
     def _refuse(self, sink: Sink, message: str, param: str | None = None) -> Run:

@@ -11,7 +11,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta, Raw, Struct
 
-from controlplane.agent.backends.base import TokenUsage
+from controlplane.agent.backends.request import TokenUsage
 
 TOKENS_MAX: Final = (1 << 31) - 1
 CHARS_PER_TOKEN: Final = 4
