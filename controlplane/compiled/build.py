@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -12,7 +13,7 @@ from pathlib import Path
 
 from controlplane.compiled.modules import BUILDS, MODULES, ROOT, SOURCES, digest, path_of
 
-COMPILE_TIMEOUT_S = 1_800
+COMPILE_TIMEOUT_S = 7_200
 MAKING = "making-"
 SETUP = """
 import sys
@@ -71,18 +72,23 @@ def build() -> Path:
 
 
 def _run(arguments: list[str], root: Path, doing: str) -> None:
+    command = subprocess.Popen(
+        [sys.executable, *arguments],
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": str(root), "CFLAGS": os.environ.get("CFLAGS", "-g0")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
     try:
-        done = subprocess.run(
-            [sys.executable, *arguments],
-            cwd=root,
-            env={**os.environ, "PYTHONPATH": str(root), "CFLAGS": os.environ.get("CFLAGS", "-g0")},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            timeout=COMPILE_TIMEOUT_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise BuildError(f"{doing} took over {COMPILE_TIMEOUT_S} s") from None
-    if done.returncode:
-        said = done.stdout.decode(errors="replace").strip()
+        output, _ = command.communicate(timeout=COMPILE_TIMEOUT_S)
+    except BaseException as error:
+        # The compiler is a child of the child: it would go on for nobody.
+        os.killpg(command.pid, signal.SIGKILL)
+        command.communicate()
+        if isinstance(error, subprocess.TimeoutExpired):
+            raise BuildError(f"{doing} took over {COMPILE_TIMEOUT_S} s") from None
+        raise
+    if command.returncode:
+        said = output.decode(errors="replace").strip()
         raise BuildError(f"{doing} failed:\n{said[-3_000:]}")

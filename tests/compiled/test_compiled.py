@@ -4,11 +4,12 @@ import ast
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from controlplane.compiled import finder, modules
+from controlplane.compiled import build, finder, modules
 from controlplane.compiled.__main__ import missing
 
 HELD_TO = ("tests/core/test_scheduling.py", "tests/core/test_admission.py", "tests/agent/test_engine.py")
@@ -82,6 +83,17 @@ def test_the_same_tests_pass_on_the_build_where_there_is_one():
     done = subprocess.run(command, cwd=modules.ROOT, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, done.stdout[-3_000:]
     assert f"compiled: True {modules.BUILDS}" in done.stdout
+
+
+def test_what_takes_too_long_is_ended_with_all_it_started(tmp_path, monkeypatch):
+    late = tmp_path / "late"
+    monkeypatch.setattr(build, "COMPILE_TIMEOUT_S", 0.5)
+    sleeper = "import time, pathlib, sys; time.sleep(2); pathlib.Path(sys.argv[1]).touch()"
+    child = "import subprocess, sys; subprocess.run([sys.executable, '-S', '-c', *sys.argv[1:]])"
+    with pytest.raises(build.BuildError, match="trying took over"):
+        build._run(["-S", "-c", child, sleeper, str(late)], tmp_path, "trying")
+    time.sleep(3)
+    assert not late.exists()
 
 
 def test_without_a_compiler_it_says_what_is_needed(monkeypatch):
