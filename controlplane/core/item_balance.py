@@ -12,7 +12,7 @@ from typing import Final
 
 HORIZON_S: Final = 60
 LEAST_S: Final = 3
-"""Under so much work nobody is asked: it would take as long to hand it over."""
+"""Who holds less work than this is not asked: it would take as long to hand it over."""
 LEAST_ITEMS: Final = 2
 
 
@@ -31,7 +31,7 @@ def excess(own: Holding, others: Sequence[Holding]) -> int:
     """
     held = own.held + sum(other.held for other in others)
     capacity = own.capacity + sum(other.capacity for other in others)
-    if held * HORIZON_S < LEAST_S * capacity:
+    if own.held * HORIZON_S < LEAST_S * own.capacity:
         return 0
     if not any(2 * other.held * capacity < held * other.capacity for other in others):
         return 0

@@ -10,6 +10,7 @@ import pytest
 from django.utils import timezone
 
 from controlplane.core.batch_items import ItemState
+from controlplane.core.reasons import Outcome
 from controlplane.fleet.models import Agent, Slot
 from controlplane.jobs import batch_actions
 from controlplane.jobs.models import Item
@@ -173,6 +174,33 @@ async def busy_s(processes: list[Process]) -> dict[str, float]:
             if line.startswith("flexband_slot_busy_seconds_total{"):
                 found[line.split('"')[1]] = float(line.rsplit(" ", 1)[1])
     return found
+
+
+async def test_agents_that_share_the_end_of_a_job_end_together(world, tmp_path):
+    """Both are leased as much at first, and one turns out to be a hundred times slower: the other runs its rest."""
+    items = 300
+    tokens = [await cp.in_database(world.token)() for _ in range(2)]
+    half = ("--slots", "4", "--sim-speed")
+    async with (
+        cp.control_plane() as url,
+        cp.running_agent(url, tokens[0], tmp_path / "fast", "--name", "gpu-1", *half, "10") as fast,
+        cp.running_agent(url, tokens[1], tmp_path / "slow", "--name", "gpu-2", *half, "0.1") as slow,
+    ):
+        for process in (fast, slow):
+            await cp.until(lambda each=process: each.control.epoch_now())
+        await cp.in_database(share_slots)(world)
+        await cp.in_database(cp.push_policy)()
+        await cp.until(lambda: fast.engine.ready and slow.engine.ready)
+        job = await job_of(world, items, ignore_eos=True)
+        await cp.until(lambda: len(slow.engine.items.held.by_fence) > 50, 20)
+        leased = len(slow.engine.items.held.by_fence)
+        await cp.until(lambda: completed(job, items), 120)
+        ran = sum(count for (_, how), count in slow.engine.items.done.items() if how is Outcome.COMPLETED)
+        print(f"\n  the slow agent was leased {leased} items and ran {ran}")
+        assert 0 < ran < leased // 2
+        account = await assert_each_once(job, items)
+        attempts = await cp.in_database(lambda: set(Item.objects.values_list("attempt", flat=True)))()
+        assert (account.free, attempts) == (0, {1})
 
 
 async def test_an_orderly_end_hands_back_what_has_not_begun(world, tmp_path):

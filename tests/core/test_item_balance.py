@@ -22,7 +22,8 @@ def test_who_holds_all_keeps_its_part_of_it():
     assert excess(Holding(60, 60), [Holding(0, 60)]) == 30
     assert excess(Holding(60, 60), [Holding(0, 30)]) == 20, "the other is half as fast"
     assert excess(Holding(60, 60), [Holding(20, 60)]) == 0, "it has half of its part: it is not without work soon"
-    assert excess(Holding(3, 60), [Holding(0, 60)]) == 0, "three seconds of work are not handed over"
+    assert excess(Holding(30, 900), [Holding(0, 60)]) == 0, "two seconds of work are not handed over"
+    assert excess(Holding(30, 60), [Holding(0, 6_000)]) == 29, "however fast the other is"
     assert excess(Holding(60, 60), []) == excess(Holding(60, 60), [Holding(0, 0)]) == 0
 
 
