@@ -24,7 +24,7 @@ from controlplane.exchange.bounding import bounded
 from controlplane.exchange.composition import Result
 from controlplane.exchange.group_commit import NotStored, Outcome
 from controlplane.exchange.messages import Incoming, read_report
-from controlplane.exchange.problems import Refusal, Reply, problem_reply
+from controlplane.exchange.problems import Refusal, Reply, fault, problem_reply
 from controlplane.usage.cursors import Envelope, Verdict
 from controlplane.wire.packed import ROW
 
@@ -128,6 +128,9 @@ class ReportTaker:
             except Refusal as refusal:
                 replies[at] = problem_reply(refusal.problem)
                 continue
+            except Exception as error:
+                replies[at] = _faulty(error)
+                continue
             if found is not None:
                 opened.append((at, *found))
         return opened
@@ -148,11 +151,26 @@ class ReportTaker:
         try:
             outlook = self._look(agents, now)
             for (at, _, incoming), result in accepted:
-                replies[at] = Reply(200, _encode(compose(incoming, result, outlook, now)), (JSON,))
+                replies[at] = _answer(incoming, result, outlook, now)
         except (psycopg.OperationalError, OperationalError) as error:
             log.warning("reports were stored and not answered, their agents send them again: %s", error)
             for (at, _, _), _ in accepted:
                 replies[at] = replies[at] or problem_reply(not_stored().problem)
+
+
+def _answer(incoming: Incoming, result: Result, outlook: Outlook, now: datetime) -> Reply:
+    try:
+        return Reply(200, _encode(compose(incoming, result, outlook, now)), (JSON,))
+    except (psycopg.OperationalError, OperationalError):
+        raise
+    except Exception as error:
+        return _faulty(error)
+
+
+def _faulty(error: Exception) -> Reply:
+    """For one report of a group: the others are not to suffer from it."""
+    log.error("a report could not be handled", exc_info=error)
+    return problem_reply(fault().problem)
 
 
 def _apart(opened: Sequence[Opened]) -> Iterator[list[Opened]]:

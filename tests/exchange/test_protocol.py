@@ -15,7 +15,7 @@ from asgiref.sync import sync_to_async
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from psycopg.types.array import ListDumper
 
-from controlplane.exchange import database
+from controlplane.exchange import database, reports
 from controlplane.exchange import protocol as door
 from controlplane.exchange.asgi import ExchangeApplication
 from controlplane.exchange.problems import Reply
@@ -40,9 +40,12 @@ class Socket:
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": answer})
 
-    async def exchange(self, sent: bytes):
+    async def connect(self) -> None:
         if self._streams is None:
             self._streams = await asyncio.open_connection("127.0.0.1", self._port)
+
+    async def exchange(self, sent: bytes):
+        await self.connect()
         self._streams[1].write(sent)
         return await self.read()
 
@@ -221,6 +224,7 @@ async def test_a_body_in_pieces_is_one_report_and_one_that_stalls_is_refused(ove
 
     await agent.send(agent.build(records=rows(world, 40)), app=keep)
     connection = agent.app
+    await connection.connect()
     reading = asyncio.ensure_future(connection.exchange(sent[0][:2_000]))
     for at in range(2_000, len(sent[0]), 3_000):
         await asyncio.sleep(0.005)
@@ -245,6 +249,31 @@ async def test_a_group_that_cannot_be_handled_is_answered_and_the_next_one_taken
     groups._work = broken
     assert (await agent.send(agent.build(records=rows(world)))).status == 500
     assert (await agent.report(records=rows(world))).accepted_through == 1
+    assert await stored() == (3, 3)
+
+
+@pytest.mark.parametrize("step", ["incoming_of", "compose"])
+async def test_a_report_that_meets_a_fault_takes_no_other_of_its_group_with_it(
+    over_socket, world, app, monkeypatch, step
+):
+    agent = over_socket
+    real = getattr(reports, step)
+
+    def broken(one, two, *more):
+        body = two if step == "incoming_of" else one.report.refused_reason.encode()
+        if b"breaks it" in body:
+            raise RuntimeError("a fault of ours")
+        return real(one, two, *more)
+
+    monkeypatch.setattr(reports, step, broken)
+    monkeypatch.setattr(app.handlers._report_groups, "_window_s", 0.5)
+    bad = agent.build(seq=9 if step == "incoming_of" else 1, refused_revision=1, refused_reason="breaks it")
+    good = agent.build(seq=1 if step == "incoming_of" else 2, records=rows(world))
+    sending = []
+    for report in (bad, good):
+        sending.append(asyncio.ensure_future(agent.send(report, app=Socket(agent.app._port))))
+        await asyncio.sleep(0.1)
+    assert [(await one).status for one in sending] == [500, 200]
     assert await stored() == (3, 3)
 
 
