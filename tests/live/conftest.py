@@ -6,6 +6,8 @@ import pytest
 import redis
 from django.conf import settings
 from django.db import connection
+from django.template.loader import get_template
+from django.urls import reverse
 
 from controlplane.embedded.binaries import find_valkey
 from controlplane.live.frames import LAST_PREFIX
@@ -13,8 +15,16 @@ from controlplane.usage.partitions import create_days, days_ahead
 from tests.live import scene as scenes
 
 
+@pytest.fixture(scope="session")
+def warm():
+    """What a process's first page takes seconds for on a busy machine: the scene's reports would be late by then."""
+    reverse("home")
+    for name in ("live/home.html", "live/pool.html", "live/tenant.html"):
+        get_template(name)
+
+
 @pytest.fixture
-def moment() -> datetime:
+def moment(warm) -> datetime:
     return datetime.now(UTC)
 
 
