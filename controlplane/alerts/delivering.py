@@ -57,6 +57,18 @@ def tell(event: str, alerts: Sequence[Alert], now: datetime) -> None:
     ring("alerts.send")
 
 
+def tell_notice(kind: str, severity: Severity, subject: str, data: Mapping[str, object], now: datetime) -> None:
+    """Tells, once, of something that happened and does not end, such as a budget's threshold. Call it in a transaction.
+
+    `kind` becomes the message's type, such as `budget.threshold`.
+    """
+    body = {"type": kind, "timestamp": now.isoformat(), "data": {**data, "subject": subject, "alerts": []}}
+    for receiver in Receiver.objects.filter(enabled=True, archived_at=None):
+        if receiver.severity == Severity.TICKET or severity == Severity.PAGE:
+            _write(receiver, "notice", subject, body, now)
+    ring("alerts.send")
+
+
 def tell_test(receiver: Receiver, by: str, now: datetime) -> Delivery:
     """A message that says it is a test."""
     subject = f"Test message, asked for by {by}"
@@ -177,4 +189,4 @@ def send_again(delivery: Delivery, now: datetime) -> None:
 
 def event_words(event: str) -> str:
     """An event as pages name it."""
-    return event if event == "test" else AlertChange.Kind(event).label
+    return event if event in ("test", "notice") else AlertChange.Kind(event).label

@@ -100,6 +100,8 @@ def message(event: str, group: str, alerts: Sequence[Alert], now: datetime) -> t
 def email_text(body: dict[str, Any]) -> str:
     """The same as plain text."""
     parts = [f"{body['data']['subject']}.", ""]
+    if text := body["data"].get("text"):
+        parts += [text, ""]
     for alert in body["data"]["alerts"]:
         parts += [f"{alert['title']} ({alert['severity']}, {alert['state']})", alert["text"]]
         parts += [f"- {cause['label']}: {cause['value']}" for cause in alert["causes"]]

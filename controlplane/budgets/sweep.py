@@ -8,11 +8,14 @@ from datetime import datetime
 
 from django.db import connection, transaction
 
+from controlplane.alerts.delivering import tell_notice
+from controlplane.alerts.models import Severity
 from controlplane.budgets.lease_settling import close_epochs
 from controlplane.budgets.models import Budget
 from controlplane.budgets.outage import keep_outage_slices
 from controlplane.budgets.windows import BudgetRow, WindowRow, row_of, windows_at
 from controlplane.usage.sql import SqlCursor
+from controlplane.web.numerals import money
 
 BATCH = 500
 
@@ -86,4 +89,21 @@ def note_thresholds(cursor: SqlCursor, rows: Sequence[WindowRow], now: datetime)
         )
         cursor.execute("UPDATE budgets_budgetwindow SET notified_percent = %s WHERE id = %s", (highest, row.id))
         noted += len(new)
+        if new:
+            _tell(row, highest, now)
     return noted
+
+
+def _tell(row: WindowRow, percent: int, now: datetime) -> None:
+    """One message for the highest threshold that was passed; a hard budget that is used up wakes somebody."""
+    budget, spent = row.budget, money(row.settled_nanos)
+    stops = budget.hard and percent >= 100
+    subject = f"Budget {budget.name} of {budget.level} is {percent} % used"
+    text = f"{spent} of {money(budget.limit_nanos)} are spent in the window until {row.ends_at:%Y-%m-%d %H:%M} UTC."
+    if stops:
+        text += " It is a hard limit: new requests of the tenant are refused until it is raised or the window ends."
+    data = {
+        "text": text, "tenant": budget.level, "budget": budget.id, "percent": percent, "hard": budget.hard,
+        "settled_nanos": row.settled_nanos, "limit_nanos": budget.limit_nanos,
+    }  # fmt: skip
+    tell_notice("budget.threshold", Severity.PAGE if stops else Severity.TICKET, subject, data, now)

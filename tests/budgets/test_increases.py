@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from django.core.exceptions import ValidationError
 
+from controlplane.alerts.models import Delivery
 from controlplane.audit.actors import Actor
 from controlplane.audit.models import AuditEntry
 from controlplane.budgets import actions
@@ -18,6 +19,7 @@ from controlplane.budgets.queries import standings
 from controlplane.budgets.sweep import sweep
 from controlplane.core.period import from_us, to_us
 from controlplane.wire.report import LeaseSpend
+from tests.alerts.test_observing import receiver
 from tests.threads import at_once
 
 ADA = Actor(id=None, name="ada", role="finance")
@@ -176,6 +178,27 @@ class TestThresholds:
         in_transaction(settle_soft, [(budget.child.pk, to_us(noon), 60)])
         found = at_once([lambda: sweep(noon).thresholds] * 4)
         assert sorted(found) == [0, 0, 0, 1] and BudgetNotice.objects.count() == 1
+
+    def test_a_crossing_is_told_to_receivers_once_and_a_hard_one_that_is_used_up_is_a_page(
+        self, budget, in_transaction, noon
+    ):
+        for name, severity in (("mail", "ticket"), ("pager", "page")):
+            receiver(noon, name=name, severity=severity)
+        budget(limit=100, hard=False)
+        in_transaction(settle_soft, [(budget.child.pk, to_us(noon), 85)])
+        for _ in range(2):
+            sweep(noon)
+        message = Delivery.objects.get()
+        assert message.receiver.name == "mail"
+        assert message.subject == "Budget plan of acme is 80 % used"
+        assert (message.body["data"]["percent"], message.body["data"]["settled_nanos"]) == (80, 85)
+        hard = budget(limit=100, name="hard", hard=True)
+        sweep(noon)
+        BudgetWindow.objects.filter(budget=hard).update(settled_nanos=100)
+        sweep(noon)
+        told = Delivery.objects.filter(subject="Budget hard of acme is 100 % used")
+        assert sorted(row.receiver.name for row in told) == ["mail", "pager"]
+        assert "new requests of the tenant are refused" in told[0].body["data"]["text"]
 
     def test_an_empty_budget_has_passed_nothing(self, budget, noon):
         budget(limit=0)
