@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import sys
 import time
 import uuid
 from datetime import UTC, datetime
@@ -79,6 +80,14 @@ def stored_by(lane: str, agents, reports) -> dict[str, list]:
             rows_found = held.execute(f"SELECT {columns} FROM {table}").fetchall()
             found[table] = sorted(rows_found, key=repr)
     return found
+
+
+@pytest.fixture(autouse=True)
+def present(monkeypatch):
+    """The instant of the test: rows are made by the clock, and a suite may import this file long before it runs."""
+    here = sys.modules[__name__]
+    monkeypatch.setattr(here, "NOW", datetime.now(UTC))
+    monkeypatch.setattr(here, "NOW_US", time.time_ns() // 1000)
 
 
 @pytest.fixture
