@@ -29,7 +29,7 @@ from controlplane.jobs.job_money import shortage_of
 from controlplane.jobs.key_authentication import KeyAuthentication
 from controlplane.jobs.models import Job
 from controlplane.jobs.openai_form import batch_form
-from controlplane.tenants.access import RolePermission
+from controlplane.tenants.access import RolePermission, member_of
 from controlplane.tenants.models import ApiKey, Tenant
 from controlplane.tenants.queries import visible_tenants
 from controlplane.tenants.rest import KeyReused, VersionedViewSet, writes
@@ -380,6 +380,9 @@ class JobViewSet(ListModelMixin, VersionedViewSet):
             if named and named != self.request.auth.tenant.slug:
                 raise serializers.ValidationError({"tenant": ["The key belongs to another tenant: leave this out."]})
             return self.request.auth.tenant
+        member = member_of(self.request.user)
+        if not named and member is not None and member.tenant is not None:
+            return member.tenant
         if not named:
             raise serializers.ValidationError({"tenant": ["Say whose job it is."]})
         tenant = visible_tenants(self.request.user).filter(slug=named).first()

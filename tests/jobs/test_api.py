@@ -134,7 +134,10 @@ def test_staff_declare_jobs_for_a_tenant_with_the_right_role(tenant, people):
     made = admin.post(JOBS, {**ORDER, "tenant": "acme"}, content_type=JSON)
     assert (made.status_code, made.json()["tenant"]) == (201, "acme")
     assert people["oncall"].post(JOBS, {**ORDER, "tenant": "acme"}, content_type=JSON).status_code == 403
-    assert people["tenant"].post(JOBS, ORDER, content_type=JSON).status_code == 403
+    own = people["tenant"].post(JOBS, ORDER, content_type=JSON)
+    assert (own.status_code, own.json()["tenant"]) == (201, "acme"), "a member declares its own tenant's"
+    foreign = people["tenant"].post(JOBS, {**ORDER, "tenant": "stranger"}, content_type=JSON)
+    assert (foreign.status_code, list(foreign.json()["errors"])) == (400, ["tenant"])
     assert people["anonymous"].get(JOBS).status_code == 401
 
 

@@ -221,7 +221,7 @@ def test_assembly_again_writes_the_same_and_is_never_half_visible(world, monkeyp
     assert assembly.begin(batch.pk, timezone.now())
     pages = []
 
-    def dies(rows, undone):
+    def dies(rows, *_):
         pages.append(rows)
         raise RuntimeError("the worker is killed here")
 

@@ -138,7 +138,7 @@ def test_programs_get_a_problem_document():
 def test_csrf_failure_says_what_to_do():
     response = views.csrf_failure(RequestFactory().post("/x/", headers={"accept": "text/html"}))
     assert response.status_code == 403
-    assert "reload the page" in response.content.decode()
+    assert "security token is missing or old" in response.content.decode()
 
 
 @own_urls
