@@ -1,5 +1,6 @@
 """`python -m controlplane.compiled`: compile what a request passes in an agent, unless that was done already."""
 
+import argparse
 import importlib.util
 import shutil
 import sys
@@ -21,7 +22,8 @@ def missing() -> str:
     return ""
 
 
-def main() -> int:
+def main(arguments: list[str]) -> int:
+    argparse.ArgumentParser(prog="python -m controlplane.compiled", description=__doc__).parse_args(arguments)
     if build_of_these_sources() is not None:
         sys.stdout.write("compiled already\n")
         return 0
@@ -42,4 +44,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))
