@@ -17,7 +17,7 @@ from controlplane.core.fairness import FairTenant
 from controlplane.core.minimum_share import MinimumShare
 from controlplane.core.preemption import choose_victims
 from controlplane.core.queued_request import ENDED, QUEUED, RUNNING, Phase, QueuedRequest
-from controlplane.core.slot_choice import choose_slot, first_to_free, takes
+from controlplane.core.slot_choice import choose_slot, first_to_free, memory_may_fit, takes
 from controlplane.core.slot_states import SlotState
 from controlplane.core.slots import NO_END_US, UNBOUNDED_KV, Isolation, RunningSlot, SlotSpec, serves
 
@@ -265,7 +265,7 @@ class Scheduler:
         A head that does not fit is passed by other tenants, not by its own.
         """
         open_slots = self._open_slots(queue)
-        if (queue.kv_floor_home or queue.kv_floor_lent) and not self._floor_fits(queue, open_slots, now_us):
+        if (queue.kv_floor_home or queue.kv_floor_lent) and not memory_may_fit(queue, open_slots, now_us):
             return None
         fair = queue.fair
         if fair.joining:
@@ -286,19 +286,6 @@ class Scheduler:
         if not bits & (bits - 1):
             return (self.slots[bits.bit_length() - 1],)
         return [slot for slot in queue.slots if slot.bit & bits]
-
-    @staticmethod
-    def _floor_fits(queue: ClassQueue, open_slots: Sequence[RunningSlot], now_us: int) -> bool:
-        """Whether the least memory that any head needs is free in an open slot, or may be: heads change with age."""
-        if now_us > queue.floor_until_us:
-            return True
-        home_kv = lent_kv = -1
-        for slot in open_slots:
-            if not slot.on_loan:
-                home_kv = max(home_kv, slot.kv_free)
-            else:
-                lent_kv = max(lent_kv, slot.kv_free)
-        return home_kv >= queue.kv_floor_home or lent_kv >= queue.kv_floor_lent
 
     def _scan(self, queue: ClassQueue, open_slots: Sequence[RunningSlot], now_us: int) -> QueuedRequest | None:
         """The tenants one after the other, because the first one's head does not fit."""

@@ -96,3 +96,16 @@ def first_to_free(request: QueuedRequest, queue: ClassQueue) -> RunningSlot | No
         if at_us is not None and (best is None or at_us < best_at_us):
             best, best_at_us = slot, at_us
     return best
+
+
+def memory_may_fit(queue: ClassQueue, open_slots: Sequence[RunningSlot], now_us: int) -> bool:
+    """Whether the least memory that any head needs is free in an open slot, or may be: heads change with age."""
+    if now_us > queue.floor_until_us:
+        return True
+    home_kv = lent_kv = -1
+    for slot in open_slots:
+        if not slot.on_loan:
+            home_kv = max(home_kv, slot.kv_free)
+        else:
+            lent_kv = max(lent_kv, slot.kv_free)
+    return home_kv >= queue.kv_floor_home or lent_kv >= queue.kv_floor_lent
