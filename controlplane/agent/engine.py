@@ -486,26 +486,8 @@ class Engine:
             rate = own_safe_rate(document, self.agent_id, self.flex.states(), now_us)
             self.registry.set_safe_rate(rate, now_us)
 
-    # -- what figures and pages ask ------------------------------------------------------------------------------------
-
     def scheduled_slot(self, name: str) -> RunningSlot:
         return next(slot for slot in self.scheduler.slots if slot.spec.name == name)
-
-    def is_batch(self, class_slug: str) -> bool:
-        entry = self.registry.classes.get(class_slug)
-        return entry is not None and entry.is_batch
-
-    def class_id(self, slug: str) -> int:
-        entry = self.registry.classes.get(slug)
-        return 0 if entry is None else entry.policy.id
-
-    def tenant_slug(self, tenant_id: int) -> str | None:
-        entry = self.registry.tenants.get(tenant_id)
-        return None if entry is None else entry.policy.slug
-
-    def request_id_of(self, serial: str | int) -> str:
-        call = self.calls.get(int(serial))
-        return "" if call is None else call.request_id
 
     def all_slots(self) -> Iterable[AgentSlot]:
         """Slots of the policy and those that left with time still to report."""

@@ -28,12 +28,12 @@ class EngineFlexHost:
 
     def batch_running(self, name: str) -> int:
         running = self._engine.scheduled_slot(name).running
-        return sum(self._engine.is_batch(request.class_slug) for request in running.values())
+        return sum(self._engine.registry.is_batch(request.class_slug) for request in running.values())
 
     def cancel_batch(self, name: str) -> int:
         stuck = 0
         for request in list(self._engine.scheduled_slot(name).running.values()):
-            if self._engine.is_batch(request.class_slug):
+            if self._engine.registry.is_batch(request.class_slug):
                 if request.preemptible and not request.bytes_sent:
                     self._engine.requeue(self._engine.calls[int(request.id)])
                 else:
@@ -50,7 +50,7 @@ class EngineFlexHost:
             if arrival_us is not None:
                 oldest_us = max(oldest_us or 0, now_us - arrival_us)
             if with_p95:
-                class_id = self._engine.class_id(queue.spec.slug)
+                class_id = self._engine.registry.class_id(queue.spec.slug)
                 waits.merge(self._engine.figures.of_class(class_id, now_us).wait.snapshot(now_us))
                 for age_us in waiting_ages(queue, now_us):
                     waits.record(age_us)

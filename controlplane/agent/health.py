@@ -50,7 +50,7 @@ def health_details(engine: Engine, store: SpoolStore, control: ControlState) -> 
         },
         "items": _items(engine),
         "outage": {
-            engine.tenant_slug(tenant_id) or str(tenant_id): {
+            engine.registry.tenant_slug(tenant_id) or str(tenant_id): {
                 "slice_left_nanos": slices.get(tenant_id, 0),
                 "admitted": away.admitted if away else 0,
                 "refused": away.refused if away else 0,

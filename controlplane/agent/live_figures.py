@@ -206,13 +206,13 @@ class _ClassQueue(NamedTuple):
 
     @classmethod
     def at(cls, engine: Engine, queue: ClassQueue) -> _ClassQueue:
-        return cls(engine.class_id(queue.spec.slug), queue, _waiting_arrivals(queue))
+        return cls(engine.registry.class_id(queue.spec.slug), queue, _waiting_arrivals(queue))
 
 
 def _slot_live(engine: Engine, name: str) -> SlotLive:
     slot, running = engine.slots[name], engine.scheduled_slot(name)
     flex = engine.flex.slots.get(name)
-    batch = [request for request in running.running.values() if engine.is_batch(request.class_slug)]
+    batch = [request for request in running.running.values() if engine.registry.is_batch(request.class_slug)]
     bounded = running.kv_tokens < UNBOUNDED_KV
     drain = engine.flex.drain_instants(name)
     return SlotLive(
@@ -232,7 +232,7 @@ def _slot_live(engine: Engine, name: str) -> SlotLive:
 
 
 def _class_live(engine: Engine, queue: ClassQueue, sums: dict[int, PresenceSums], now_us: int) -> ClassLive:
-    class_id = engine.class_id(queue.spec.slug)
+    class_id = engine.registry.class_id(queue.spec.slug)
     figures = engine.figures.of_class(class_id, now_us)
     found = sums.get(class_id, PresenceSums(now_us))
     found.started_us = figures.started_us
@@ -242,12 +242,13 @@ def _class_live(engine: Engine, queue: ClassQueue, sums: dict[int, PresenceSums]
         wait.record(age_us)
     oldest_us = queue.oldest_arrival_us()
     head = next((request for waiting in (queue.returned, queue.waiting) for request in waiting.values()), None)
+    call = None if head is None else engine.calls.get(int(head.id))
     return ClassLive(
         class_id=class_id,
         depth=queue.queued,
         oldest_age_us=None if oldest_us is None else max(0, now_us - oldest_us),
         running=queue.running,
-        head_request_id="" if head is None else engine.request_id_of(head.id),
+        head_request_id="" if call is None else call.request_id,
         head_reason="" if head is None else _why_waiting(engine, queue),
         arrivals_per_s=presence.arrivals_per_s,
         departures_per_s=presence.departures_per_s,
@@ -287,7 +288,7 @@ def _tenant_live(
     engine: Engine, found: _ClassQueue | None, class_id: int, tenant_id: int, presence: PresenceSums, now_us: int
 ) -> TenantLive | None:
     """A tenant in a class; None for one that the policy has left out meanwhile."""
-    slug = engine.tenant_slug(tenant_id)
+    slug = engine.registry.tenant_slug(tenant_id)
     if found is None or slug is None:
         return None
     fair = found.queue.fair.tenants.get(slug)

@@ -217,7 +217,7 @@ def _queues(engine: Engine) -> Iterator[Metric]:
     )
     waits, ttfts = {}, {}
     for slug in queues:
-        figures = engine.figures.of_class(engine.class_id(slug), now_us)
+        figures = engine.figures.of_class(engine.registry.class_id(slug), now_us)
         waits[slug], ttfts[slug] = figures.wait.snapshot(now_us), figures.ttft.snapshot(now_us)
     yield quantiles("flexband_recent_queue_time_seconds", "Time in the queue, last 60 s.", waits)
     yield quantiles("flexband_recent_time_to_first_token_seconds", "Time to first token, last 60 s.", ttfts)

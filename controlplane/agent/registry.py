@@ -260,6 +260,21 @@ class Registry:
             estimate = self.estimates[tenant_id, class_id] = DemandEstimate()
         return estimate
 
+    def is_batch(self, class_slug: str) -> bool:
+        """Whether the class is one of batch; False for one that is unknown."""
+        entry = self.classes.get(class_slug)
+        return entry is not None and entry.is_batch
+
+    def class_id(self, slug: str) -> int:
+        """The class's number; 0 for one that is unknown."""
+        entry = self.classes.get(slug)
+        return 0 if entry is None else entry.policy.id
+
+    def tenant_slug(self, tenant_id: int) -> str | None:
+        """The tenant's name; None for one that the policy does not have."""
+        entry = self.tenants.get(tenant_id)
+        return None if entry is None else entry.policy.slug
+
 
 def _request_bucket(bucket: TokenBucket | None, per_s: float | None, now_us: int) -> TokenBucket | None:
     if per_s is None:

@@ -169,7 +169,7 @@ class PoolControl:
         simulator, waits, admitted = self.simulator, Histogram(), 0.0
         for queue in simulator.scheduler.classes:
             if queue.spec.kind is ClassKind.INTERACTIVE:
-                figures = simulator.figures.of_class(simulator.class_id(queue.spec.slug), now_us)
+                figures = simulator.figures.of_class(simulator.registry.class_id(queue.spec.slug), now_us)
                 waits.merge(figures.wait.snapshot(now_us))
                 for age_us in waiting_ages(queue, now_us):
                     waits.record(age_us)
@@ -177,7 +177,7 @@ class PoolControl:
         slots = {}
         for name in self.grants:
             held, running = simulator.flex.slots[name], simulator.scheduled_slot(name).running.values()
-            batch = [request for request in running if simulator.is_batch(request.class_slug)]
+            batch = [request for request in running if simulator.registry.is_batch(request.class_slug)]
             slots[name] = (held.state, held.grant.fence, len(batch), sum(request.gpu_us for request in batch))
             instants = simulator.flex.drain_instants(name)
             loan = self._lent.get(name)

@@ -409,14 +409,6 @@ class Simulator:
     def scheduled_slot(self, name: str) -> RunningSlot:
         return next(slot for slot in self.scheduler.slots if slot.spec.name == name)
 
-    def is_batch(self, class_slug: str) -> bool:
-        entry = self.registry.classes.get(class_slug)
-        return entry is not None and entry.is_batch
-
-    def class_id(self, slug: str) -> int:
-        entry = self.registry.classes.get(slug)
-        return 0 if entry is None else entry.policy.id
-
     # -- what the control plane's side asks ----------------------------------------------------------------------------
 
     @property

@@ -270,7 +270,7 @@ async def test_the_own_p95_is_one_quantile_over_all_interactive_classes(make_age
     now_us = agent.engine.clock.now_us()
     figures = agent.engine.figures
     for _ in range(40):
-        figures.of_class(agent.engine.class_id("chat"), now_us).wait.record(1_000, now_us)
+        figures.of_class(agent.engine.registry.class_id("chat"), now_us).wait.record(1_000, now_us)
     figures.of_class(9, now_us).wait.record(500_000, now_us)
     lend(agent)
     agent.engine.step()
