@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import smtplib
 import time
@@ -21,6 +22,8 @@ from controlplane.alerts.messages import email_text, message, signature_headers
 from controlplane.alerts.models import Alert, AlertChange, Delivery, DeliveryAttempt, Receiver, Severity
 from controlplane.wakeups.bells import ring
 from controlplane.web import outbound
+
+log = logging.getLogger(__name__)
 
 #: Pauses after the first, second, ... failed try; after the last one the message is given up (about 17 h in all).
 PAUSES = tuple(timedelta(seconds=s) for s in (5, 30, 120, 600, 3_600, 14_400, 43_200))
@@ -108,16 +111,16 @@ def _claim(now: datetime) -> list[Delivery]:
     with transaction.atomic(), connection.cursor() as cursor:
         cursor.execute(
             """
-            SELECT id, receiver_id FROM alerts_delivery WHERE state = 'waiting' AND next_at <= %s
-            ORDER BY next_at, id LIMIT %s FOR UPDATE SKIP LOCKED
+            SELECT delivery.id FROM alerts_delivery AS delivery JOIN (
+                SELECT id, row_number() OVER (PARTITION BY receiver_id ORDER BY next_at, id) AS place
+                  FROM alerts_delivery WHERE state = 'waiting' AND next_at <= %s
+            ) AS due ON due.id = delivery.id AND due.place <= %s
+             WHERE delivery.state = 'waiting' AND delivery.next_at <= %s
+             ORDER BY due.place, delivery.id LIMIT %s FOR UPDATE OF delivery SKIP LOCKED
             """,
-            (now, PER_ROUND * PER_RECEIVER),
+            (now, PER_RECEIVER, now, PER_ROUND),
         )
-        taken: dict[int, list[int]] = defaultdict(list)
-        for delivery_id, receiver_id in cursor.fetchall():
-            if len(taken[receiver_id]) < PER_RECEIVER:
-                taken[receiver_id].append(delivery_id)
-        ids = [one for rows in taken.values() for one in rows][:PER_ROUND]
+        ids = [delivery_id for (delivery_id,) in cursor.fetchall()]
         Delivery.objects.filter(pk__in=ids).update(next_at=now + CLAIM, attempts=F("attempts") + 1)
     return list(Delivery.objects.filter(pk__in=ids).select_related("receiver").order_by("id"))
 
@@ -135,6 +138,10 @@ def _try(delivery: Delivery, now: datetime) -> Tried:
         return Tried(_us_since(began_s), None, str(error)[:300])
     except (OSError, smtplib.SMTPException) as error:
         return Tried(_us_since(began_s), None, f"the mail server says: {error}"[:300])
+    except Exception as error:
+        # Whatever is odd about one message must not hold up the others.
+        log.exception("message %s cannot be sent", delivery.message_id)
+        return Tried(_us_since(began_s), None, f"it cannot be sent: {type(error).__name__}")
     error_text = "" if status is None or 200 <= status < 300 else f"answered with status {status}"
     return Tried(_us_since(began_s), status, error_text)
 
@@ -154,7 +161,7 @@ def _mail(delivery: Delivery) -> None:
     if not settings.EMAIL_IS_SET:
         raise OSError("none is set; an operator names it in FLEXBAND_SMTP_URL")
     mail = EmailMessage(
-        subject=f"[Flexband] {delivery.subject}".replace("\n", " "),
+        subject=" ".join(f"[Flexband] {delivery.subject}".split()),
         body=email_text(delivery.body),
         to=[delivery.receiver.target],
         headers={"Message-ID": f"<{delivery.message_id}@flexband>", "Auto-Submitted": "auto-generated"},

@@ -113,7 +113,11 @@ def _tell(alerts: Sequence[Alert], found: Observed, now: datetime) -> None:
     """Messages for what nobody silences; an end is told to those only who were told of the beginning."""
     silences = silences_in_force(now)
     loud = [a for a in alerts if a.resolved_at is None and silence_of(a, silences) is None]
-    new = [alert for alert in loud if alert.notified_at is None]
+    hushed = [alert for alert in found.escalated if alert not in loud]
+    for alert in hushed:
+        alert.notified_at = None  # told as new when its silence ends
+    Alert.objects.filter(pk__in=[alert.pk for alert in hushed]).update(notified_at=None)
+    new = [alert for alert in loud if alert.notified_at is None and alert.acknowledged_at is None]
     again = [alert for alert in found.escalated if alert in loud and alert not in new]
     for event, rows in (
         (Kind.RAISED, new),

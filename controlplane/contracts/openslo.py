@@ -106,6 +106,7 @@ def read(text: str) -> list[Read]:
     if len(text.encode()) > TEXT_BYTES_MAX:
         raise Unreadable(f"The text has more than {TEXT_BYTES_MAX // 1024} KiB: import it in parts.")
     try:
+        aliased = any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text))
         documents = [one for one in yaml.safe_load_all(text) if one is not None]
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         mark = getattr(error, "problem_mark", None)
@@ -113,6 +114,8 @@ def read(text: str) -> list[Read]:
         raise Unreadable(
             f"This is no YAML{where}: {getattr(error, 'problem', None) or 'it nests too deep'}."
         ) from error
+    if aliased:
+        raise Unreadable("It uses aliases (*name): write their values out.")
     if not documents:
         raise Unreadable("There is no document in it.")
     if len(documents) > DOCUMENTS_MAX:

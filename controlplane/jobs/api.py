@@ -29,7 +29,7 @@ from controlplane.jobs.job_money import shortage_of
 from controlplane.jobs.key_authentication import KeyAuthentication
 from controlplane.jobs.models import Job
 from controlplane.jobs.openai_form import batch_form
-from controlplane.tenants.access import RolePermission, member_of
+from controlplane.tenants.access import RolePermission, may, member_of
 from controlplane.tenants.models import ApiKey, Tenant
 from controlplane.tenants.queries import visible_tenants
 from controlplane.tenants.rest import KeyReused, VersionedViewSet, writes
@@ -160,11 +160,13 @@ class JobDetailSerializer(JobSerializer):
         found = shortage_of(job, timezone.now())
         if found is None:
             return None
+        # A budget above the tenant's own is its owner's: a member learns that it is short, not by how much.
+        known = found.window.level == job.tenant.slug or may(self.context["request"].user, "live.read")
         return {
             "reason": MONEY_CODE,
-            "budget": found.window.level,
+            "budget": found.window.level if known else None,
             "window": found.window.window,
-            "remaining_nanos": found.window.remaining_nanos,
+            "remaining_nanos": found.window.remaining_nanos if known else None,
             "item_bound_nanos": found.item_bound_nanos,
             "ends_at": found.ends_at,
         }

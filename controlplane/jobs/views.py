@@ -86,7 +86,9 @@ def job(request: HttpRequest, job_uuid: uuid.UUID) -> HttpResponseBase:
     facts = facts_of(row, now, staff=staff)
     context: dict[str, Any] = {
         "job": row, "facts": facts, "status": facts.status, "now": now, "staff": staff,
-        "shortage": shortage_of(row, now),
+        "shortage": (shortage := shortage_of(row, now)),
+        "shortage_known": shortage is not None
+        and (shortage.window.level == row.tenant.slug or may(request.user, "live.read")),
     }  # fmt: skip
     if request.headers.get("HX-Request"):
         return render(request, "jobs/_progress.html", context)

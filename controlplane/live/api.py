@@ -9,6 +9,7 @@ from django.http import Http404
 from django.utils import timezone
 from drf_spectacular.utils import OpenApiResponse, extend_schema
 from rest_framework.authentication import SessionAuthentication
+from rest_framework.exceptions import APIException
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
@@ -21,6 +22,7 @@ from controlplane.live import alerting, contracts, deadlines, readings
 from controlplane.live.refusal_lookup import refused_minute
 from controlplane.live.request_story import as_json, visible_story
 from controlplane.tenants.queries import visible_tenants
+from controlplane.usage.retirement import ArchiveChanged
 
 
 def night_json(contract: Contract, night: deadlines.Night) -> dict[str, Any]:
@@ -62,6 +64,12 @@ class SloStatus(APIView):
         return Response({"at": now.isoformat(), "results": said})
 
 
+class NotKnown(APIException):
+    status_code = 503
+    default_detail = "The file of that day cannot be read: whether there was such a request is not known. Ask on-call."
+    default_code = "not_known"
+
+
 class RequestExplanation(APIView):
     """One request: how it ended, or why it was refused; where no explanation was kept, what its minute counted."""
 
@@ -77,7 +85,10 @@ class RequestExplanation(APIView):
     )
     def get(self, request: Request, request_id: UUID) -> Response:
         now, tenants = timezone.now(), visible_tenants(request.user)
-        story = visible_story(request_id, tenants, now)
+        try:
+            story = visible_story(request_id, tenants, now)
+        except ArchiveChanged as error:
+            raise NotKnown from error
         if story is not None:
             return Response(as_json(story))
         found = refused_minute(request_id, tenants, now)

@@ -56,7 +56,7 @@ def _step(seconds: int) -> str:
 
 
 def instant(text: str) -> datetime | None:
-    """ISO 8601; without an offset it is UTC. None for what is no instant."""
+    """ISO 8601; without an offset it is UTC. None for what is no instant of this millennium."""
     text = text[:INSTANT_CHARS_MAX].strip()
     if text[10:11] == " ":
         text = f"{text[:10]}T{text[11:]}"
@@ -65,9 +65,10 @@ def instant(text: str) -> datetime | None:
     except ValueError:
         return None
     try:
-        return at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)
+        at = at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)
     except OverflowError:
         return None
+    return at if 2000 <= at.year < 3000 else None
 
 
 def past(request: HttpRequest, topic: str) -> Past | None:

@@ -26,6 +26,8 @@ SPAN = timedelta(seconds=30)
 REACH = {1: timedelta(seconds=10), 60: timedelta(seconds=90)}
 SECOND, MINUTE = 1, 60
 RECORDED = ("fleet", "pool:")
+#: Spans that wait for a database that is away: an hour of eighty topics. The oldest are let go.
+WAITING_MOST = 10_000
 
 State = dict[str, Any]
 
@@ -47,13 +49,18 @@ class _Span:
         self.snapshot = snapshot
         self._packer = zlib.compressobj(3)
         self._packed = [self._packer.compress(snapshot)]
+        self._body: bytes | None = None
 
     def add(self, frame: bytes, at: datetime) -> None:
         self.ended_at = at
         self._packed.append(self._packer.compress(b"\n" + frame))
 
     def body(self) -> bytes:
-        return b"".join([*self._packed, self._packer.flush()])
+        """All of it; the span is over then. The same again, for a write that is tried once more."""
+        if self._body is None:
+            self._body = b"".join([*self._packed, self._packer.flush()])
+            self._packed.clear()
+        return self._body
 
 
 class Recorder:
@@ -83,8 +90,12 @@ class Recorder:
         self._done += [(topic, self._open.pop(topic)) for topic in over]
         if not self._done:
             return 0
+        if len(self._done) > WAITING_MOST:
+            log.warning("%d recorded spans could not be written and are let go", len(self._done) - WAITING_MOST)
+            del self._done[:-WAITING_MOST]
         self._keep(now)
-        rows = [row for topic, span in self._done for row in self._rows(topic, span)]
+        minutes = dict(self._minutes)
+        rows = [row for topic, span in self._done for row in _rows(topic, span, minutes)]
         with (
             transaction.atomic(),
             connection.cursor() as cursor,
@@ -95,14 +106,8 @@ class Recorder:
             for row in rows:
                 copy.write_row(row)
         self._done.clear()
+        self._minutes = minutes
         return len(rows)
-
-    def _rows(self, topic: str, span: _Span) -> Iterator[tuple[int, str, datetime, datetime, bytes]]:
-        yield SECOND, topic, span.started_at, span.ended_at, span.body()
-        minute = span.started_at.replace(second=0, microsecond=0)
-        if self._minutes.get(topic) != minute:
-            self._minutes[topic] = minute
-            yield MINUTE, topic, span.started_at, span.started_at, zlib.compress(span.snapshot, 6)
 
     def _keep(self, now: datetime) -> None:
         """Partitions ahead, and those over their time away; once a day and process."""
@@ -111,6 +116,17 @@ class Recorder:
             return
         keep(now)
         self._kept_day = today
+
+
+def _rows(
+    topic: str, span: _Span, minutes: dict[str, datetime]
+) -> Iterator[tuple[int, str, datetime, datetime, bytes]]:
+    """A span as rows; `minutes` remembers which minute of each topic has its snapshot."""
+    yield SECOND, topic, span.started_at, span.ended_at, span.body()
+    minute = span.started_at.replace(second=0, microsecond=0)
+    if minutes.get(topic) != minute:
+        minutes[topic] = minute
+        yield MINUTE, topic, span.started_at, span.started_at, zlib.compress(span.snapshot, 6)
 
 
 def keep(now: datetime) -> int:
@@ -154,9 +170,9 @@ def frames_between(topic: str, begin: datetime, end: datetime) -> list[State]:
 
 
 def known_span(topic: str) -> tuple[datetime, datetime] | None:
-    """The first and the last recorded instant of a topic."""
+    """Instants at which the first and the last recorded span of a topic begin."""
     with connection.cursor() as cursor:
-        cursor.execute("SELECT min(started_at), max(ended_at) FROM live_recording WHERE topic = %s", (topic,))
+        cursor.execute("SELECT min(started_at), max(started_at) FROM live_recording WHERE topic = %s", (topic,))
         first, last = cursor.fetchone()
     return None if first is None else (first, last)
 

@@ -45,8 +45,10 @@ def checked_url(url: str) -> SplitResult:
     """The parts of an http or https address that can be called at all. Raises Refused."""
     if len(url) > URL_CHARS_MAX:
         raise Refused(f"The address has more than {URL_CHARS_MAX} characters.")
-    if any(ord(char) < 33 or ord(char) == 127 for char in url):
-        raise Refused("The address holds a space or a control character.")
+    if any(not 33 <= ord(char) <= 126 for char in url):
+        raise Refused(
+            "The address holds a space, a control character or a letter to be written in per cent, as %C3%A9."
+        )
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -123,6 +125,7 @@ class _Pinned(http.client.HTTPConnection):
         self, host: str, port: int, *, addresses: list[tuple[int, str]], tls: ssl.SSLContext | None, timeout_s: float
     ) -> None:
         super().__init__(host, port, timeout=timeout_s)
+        self.default_port = 80 if tls is None else 443  # left out of the Host header
         self._addresses, self._tls = addresses, tls
         self._ends_s = time.monotonic() + timeout_s
         self._raw: socket.socket | None = None

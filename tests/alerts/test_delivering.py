@@ -176,6 +176,28 @@ def test_a_receiver_that_hangs_takes_a_few_places_and_the_others_are_told(allowe
 
 
 @pytest.mark.django_db
+def test_an_odd_message_and_a_dead_receivers_backlog_hold_up_nobody(allowed, now):
+    with hook() as (url, heard):
+        dead = receiver(now, name="dead", target="http://127.0.0.1:9/")
+        odd = receiver(now, name="odd", target=url)
+        Receiver.objects.filter(pk=odd.pk).update(
+            target="http://127.0.0.1:9/\u00e9\udcff".encode("utf-8", "replace").decode()
+        )
+        for number in range(200):
+            Delivery.objects.create(
+                receiver=dead, event="test", subject=f"{number}", body={}, created_at=now, next_at=now - timedelta(1)
+            )
+        actions.send_test(receiver_id=odd.pk, actor=ADA, now=now)
+        receiver(now, name="good", target=url)
+        actions.send_test(receiver_id=Receiver.objects.get(name="good").pk, actor=ADA, now=now)
+        assert send_due(now) == delivering.PER_RECEIVER + 2
+        assert len(heard) == 1
+    assert Delivery.objects.get(receiver__name="good").state == "delivered"
+    odd_try = DeliveryAttempt.objects.get(delivery__receiver=odd)
+    assert odd_try.error
+
+
+@pytest.mark.django_db
 def test_a_receiver_is_told_what_it_wants_while_it_is_enabled(allowed, now):
     with hook() as (url, heard):
         pages = receiver(now, target=url, severity=Severity.PAGE)

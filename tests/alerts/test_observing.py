@@ -114,6 +114,34 @@ def test_a_silence_hides_from_receivers_until_it_ends(now):
     assert told()[2:] == [("raised", "chat burns over 14.4×")]
 
 
+def silence_chat(now):
+    return actions.create_silence(
+        kinds=[], pool="", contract="chat", starts_at=now, ends_at=now + timedelta(hours=1), reason="x", actor=ADA,
+        now=now,
+    )  # fmt: skip
+
+
+@pytest.mark.django_db
+def test_a_ticket_that_becomes_a_page_under_a_silence_is_told_at_its_end(now):
+    receiver(now, severity=Severity.PAGE)
+    observe([seen(severity=Severity.TICKET, grade="risk")], now)
+    silence_chat(now)
+    observe([seen()], now + timedelta(seconds=4))
+    assert told() == []
+    observe([seen()], now + timedelta(hours=1))
+    assert told() == [("raised", "chat burns over 14.4×")]
+
+
+@pytest.mark.django_db
+def test_what_somebody_looks_after_wakes_nobody_when_its_silence_ends(now):
+    receiver(now)
+    silence_chat(now)
+    observe([seen()], now)
+    actions.acknowledge(alert_id=Alert.objects.get().pk, note="on it", actor=ADA, now=now)
+    observe([seen()], now + timedelta(hours=1))
+    assert told() == []
+
+
 @pytest.mark.django_db
 def test_what_ended_under_a_silence_is_never_told(now):
     receiver(now)

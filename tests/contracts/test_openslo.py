@@ -117,6 +117,7 @@ def test_what_is_only_left_out_is_listed():
     [
         ("a: [", "no YAML in line"),
         ("", "no document"),
+        ("a: &x [1]\nb: *x", "uses aliases"),
         ("!!python/object/apply:os.system ['true']", "no YAML"),
         ("---\n1\n" * 201, "at most 200"),
         ("x: " + "a" * openslo.TEXT_BYTES_MAX, "more than 256 KiB"),

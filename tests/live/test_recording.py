@@ -4,9 +4,10 @@ from datetime import UTC, timedelta
 
 import orjson
 import pytest
-from django.db import connection
+from django.db import ProgrammingError, connection, transaction
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from psycopg.errors import UndefinedTable
 
 from controlplane.live import readings, recording, topics
 from controlplane.live.frames import Publisher, Ticker
@@ -91,6 +92,37 @@ def test_after_two_days_the_minutes_are_left_and_after_their_days_nothing(now, s
     assert moment("fleet", now + timedelta(seconds=70)) is None
 
 
+def test_a_write_that_fails_is_tried_again_with_all_it_had(now, monkeypatch):
+    recording.keep(now)
+    recorder = Recorder()
+    told = publisher(recorder)
+    for second in range(70):
+        tell(told, {"at": second}, now + timedelta(seconds=second))
+    monkeypatch.setattr(recorder, "_keep", lambda _: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        recorder.flush(now + timedelta(seconds=70), everything=True)
+    monkeypatch.undo()
+    with connection.cursor() as cursor:
+        cursor.execute("ALTER TABLE live_recording RENAME TO elsewhere")
+    with pytest.raises((ProgrammingError, UndefinedTable)), transaction.atomic():
+        recorder.flush(now + timedelta(seconds=70), everything=True)
+    with connection.cursor() as cursor:
+        cursor.execute("ALTER TABLE elsewhere RENAME TO live_recording")
+    assert recorder.flush(now + timedelta(seconds=70), everything=True) == 5
+    assert moment("fleet", now + timedelta(seconds=65)).state == {"at": 65}
+    assert len(rows(MINUTE)) == 2
+
+
+def test_spans_that_cannot_be_written_are_bounded(now, monkeypatch):
+    monkeypatch.setattr(recording, "WAITING_MOST", 3)
+    recorder = Recorder()
+    told = publisher(recorder)
+    for second in range(0, 300, 30):
+        tell(told, {"at": second}, now + timedelta(seconds=second))
+    recorder.flush(now + timedelta(seconds=300), everything=True)
+    assert [start for start, _ in rows(SECOND)] == [now + timedelta(seconds=s) for s in (210, 240, 270)]
+
+
 def test_two_controllers_and_a_clock_set_back_leave_rows_that_can_be_read(now):
     first, second = Recorder(), Recorder()
     one, two = publisher(first), publisher(second, epoch=2)
@@ -169,7 +201,9 @@ def test_first_paint_of_the_past_is_the_state_that_was_told(recorded, moment, pe
     assert orjson.loads(orjson.dumps(before)) == found.state
 
 
-@pytest.mark.parametrize("at", ["yesterday", "2999-01-01T00:00:00Z", "2026-13-01T00:00", "9999-12-31T23:59:59-23:00"])
+@pytest.mark.parametrize(
+    "at", ["yesterday", "2999-01-01T00:00:00Z", "2026-13-01T00:00", "9999-12-31T23:59:59-23:00", "0001-01-01T00:00:00Z"]
+)
 def test_what_is_no_past_instant_is_refused(scene, people, at):
     assert people["oncall"].get("/", {"at": at}).status_code == 404
 
