@@ -182,7 +182,10 @@ class Groups(Generic[Item, Answer]):
         if self._waiting and self._timer is None:
             self._timer = loop.call_soon(self._flush)
         for waiting, answer in zip(batch, answers, strict=True):
-            waiting[3](answer)
+            try:
+                waiting[3](answer)
+            except Exception as error:
+                log.error("a report's answer could not be given", exc_info=error)
 
 
 _Waiting = tuple[Item, Hashable, int, Callable[[Answer], None]]

@@ -16,8 +16,10 @@ from django.conf import settings
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from controlplane.exchange.asgi import READ_TIMEOUT_S, ExchangeApplication
-from controlplane.exchange.problems import Refusal, Reply, problem_reply
+from controlplane.exchange.problems import Refusal, Reply, fault, problem_reply
 from controlplane.exchange.reports import PATH, Arrived
+
+log = logging.getLogger(__name__)
 
 _URL: Final = PATH.encode()
 _UNUSUAL: Final = frozenset((b"content-encoding", b"transfer-encoding", b"expect", b"upgrade"))
@@ -91,6 +93,8 @@ class ReportProtocol(HttpToolsProtocol):
             return None
         if self.root_path or self.limit_concurrency is not None or self._is_logged():
             return None
+        if self.flow.write_paused:  # it does not read its answers: the usual way waits for that
+            return None
         headers = dict(self.headers)
         length = headers.get(b"content-length", b"")
         if not length.isdigit() or int(length) > settings.REPORT_BODY_LIMIT_BYTES or b"x-flexband-agent" not in headers:
@@ -125,9 +129,13 @@ class ReportProtocol(HttpToolsProtocol):
         cycle.whole = True
         _stop(cycle)
         if not cycle.response_complete:
-            parts = cycle.parts
+            parts, cycle.parts = cycle.parts, []
             arrived = Arrived(cycle.headers, parts[0] if len(parts) == 1 else b"".join(parts), time.time_ns() // 1000)
-            self.exchange.take_report(arrived, cycle.answer)
+            try:
+                self.exchange.take_report(arrived, cycle.answer)
+            except Exception as error:
+                log.error("a report could not be taken", exc_info=error)
+                cycle.answer(problem_reply(fault().problem))
 
     def connection_lost(self, exc: Exception | None) -> None:
         if type(self.cycle) is ReportCycle:

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 PATH: Final = "/agent/v1/report"
 JSON: Final = (b"content-type", b"application/json")
-WAIT_MAX_US: Final = 60_000_000
+WAIT_MAX_US: Final = 15_000_000
 """A report that waited longer for its turn is refused: its agent has given up on it."""
 _encode = msgspec.json.Encoder().encode
 
@@ -156,6 +156,13 @@ class ReportTaker:
             log.warning("reports were stored and not answered, their agents send them again: %s", error)
             for (at, _, _), _ in accepted:
                 replies[at] = replies[at] or problem_reply(not_stored().problem)
+        except Exception as error:
+            # They are stored. What one agent's answer stumbles over is not to keep the others from theirs.
+            if len(accepted) == 1:
+                replies[accepted[0][0][0]] = _faulty(error)
+                return
+            for one in accepted:
+                self._answer_all([one], replies)
 
 
 def _answer(incoming: Incoming, result: Result, outlook: Outlook, now: datetime) -> Reply:

@@ -277,6 +277,30 @@ async def test_a_report_that_meets_a_fault_takes_no_other_of_its_group_with_it(
     assert await stored() == (3, 3)
 
 
+async def test_what_one_answer_stumbles_over_keeps_no_other_of_its_group_from_its_own(
+    over_socket, world, app, monkeypatch
+):
+    agent, groups = over_socket, app.handlers._report_groups
+    taker = groups._work.args[0].__self__
+    real, looks = taker._look, []
+
+    def look(agents, now):
+        looks.append(len(agents))
+        if len(agents) > 1:
+            raise RuntimeError("a fault of ours")
+        return real(agents, now)
+
+    monkeypatch.setattr(taker, "_look", look)
+    monkeypatch.setattr(groups, "_window_s", 0.5)
+    sending = []
+    for seq in (1, 2):
+        report = agent.build(seq=seq, records=rows(world))
+        sending.append(asyncio.ensure_future(agent.send(report, app=Socket(agent.app._port))))
+        await asyncio.sleep(0.1)
+    assert [(await one).status for one in sending] == [200, 200]
+    assert looks == [2, 1, 1]
+
+
 async def test_a_report_that_cannot_be_stored_is_kept_by_its_agent(over_socket, world, app, monkeypatch):
     agent = over_socket
     monkeypatch.setattr(database, "_conninfo", lambda: "host=127.0.0.1 port=1 connect_timeout=1")
