@@ -6,6 +6,7 @@ it begins and one with each event's number once `post` has returned.
 
 import random
 import sys
+import time
 from datetime import UTC, datetime
 
 FIRST = datetime(2026, 11, 1, tzinfo=UTC)
@@ -45,6 +46,8 @@ def main(seed: int, events: int) -> None:
         if place % 7 == 0:
             fold_balances(datetime.now(UTC))
     sys.stdout.write("done\n")
+    sys.stdout.flush()
+    time.sleep(600)
 
 
 if __name__ == "__main__":
