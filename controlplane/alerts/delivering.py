@@ -19,7 +19,7 @@ from django.db import connection, transaction
 from django.db.models import F
 
 from controlplane.alerts.messages import email_text, message, signature_headers
-from controlplane.alerts.models import Alert, AlertChange, Delivery, DeliveryAttempt, Receiver, Severity
+from controlplane.alerts.models import Alert, Delivery, DeliveryAttempt, Receiver, Severity
 from controlplane.wakeups.bells import ring
 from controlplane.web import outbound
 
@@ -192,8 +192,3 @@ def send_again(delivery: Delivery, now: datetime) -> None:
         state=Delivery.State.WAITING, next_at=now, attempts=0
     )
     ring("alerts.send")
-
-
-def event_words(event: str) -> str:
-    """An event as pages name it."""
-    return event if event in ("test", "notice") else AlertChange.Kind(event).label

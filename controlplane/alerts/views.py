@@ -22,7 +22,7 @@ from controlplane.alerts.messages import secret_text, state_of
 from controlplane.alerts.models import Alert, Delivery, Receiver, Silence
 from controlplane.alerts.runbooks import runbook_html
 from controlplane.audit.actors import actor_of
-from controlplane.audit.forms import ReasonForm
+from controlplane.audit.forms import ReasonForm, take_errors
 from controlplane.tenants.access import may, requires
 from controlplane.tenants.actions import Stale
 from controlplane.web.pagination import BadCursor, keyset_page
@@ -361,7 +361,7 @@ def _act(
         try:
             target = do(form, timezone.now())
         except ValidationError as error:
-            _take_errors(form, error)
+            take_errors(form, error, {"ends_at": "hours"})
         except actions.AlreadyEnded as error:
             form.add_error(None, str(error))
         except Stale:
@@ -371,11 +371,3 @@ def _act(
             return redirect(target or act.back)
     context = {"act": act, "form": form, "may_act": may(request.user, "alert.act"), "nav_section": "live"}
     return render(request, "alerts/act.html", context, status=422 if form.is_bound else 200)
-
-
-def _take_errors(form: forms.Form, error: ValidationError) -> None:
-    found = error.message_dict if hasattr(error, "error_dict") else {"": error.messages}
-    for name, texts in found.items():
-        place = {"ends_at": "hours"}.get(name, name)
-        for text in texts:
-            form.add_error(place if place in form.fields else None, text)

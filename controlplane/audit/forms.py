@@ -1,6 +1,9 @@
 """What forms of every noun ask for: why."""
 
+from collections.abc import Mapping
+
 from django import forms
+from django.core.exceptions import ValidationError
 
 from controlplane.audit.reasons import REASON_CHARS_MAX
 
@@ -15,3 +18,12 @@ class ReasonForm(forms.Form):
         widget=forms.Textarea(attrs={"rows": 3}),
         error_messages={"required": "Enter a reason."},
     )
+
+
+def take_errors(form: forms.Form, error: ValidationError, field_of: Mapping[str, str] | None = None) -> None:
+    """Puts an action's errors onto the fields of the same name, or those of `field_of`; what has no field on top."""
+    messages = error.message_dict if hasattr(error, "error_dict") else {"": error.messages}
+    for name, texts in messages.items():
+        place = (field_of or {}).get(name, name)
+        for text in texts:
+            form.add_error(place if place in form.fields else None, text)

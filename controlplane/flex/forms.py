@@ -3,7 +3,6 @@
 from datetime import timedelta
 
 from django import forms
-from django.core.exceptions import ValidationError
 
 from controlplane.audit.forms import ReasonForm
 from controlplane.flex.actions import FREEZE_DEFAULT, FREEZE_MOST
@@ -27,11 +26,3 @@ class FreezeForm(ReasonForm):
         """How long the freeze lasts; one hour when nothing was said."""
         minutes = self.cleaned_data["minutes"]
         return FREEZE_DEFAULT if minutes is None else timedelta(minutes=minutes)
-
-
-def take_errors(form: forms.Form, error: ValidationError) -> None:
-    """Puts an action's errors onto the fields of the same name, what has no field on top."""
-    messages = error.message_dict if hasattr(error, "error_dict") else {"": error.messages}
-    for name, texts in messages.items():
-        for text in texts:
-            form.add_error(name if name in form.fields else None, text)

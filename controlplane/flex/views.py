@@ -15,9 +15,10 @@ from django.utils import timezone
 from django.utils.http import url_has_allowed_host_and_scheme
 
 from controlplane.audit.actors import actor_of
+from controlplane.audit.forms import ReasonForm, take_errors
 from controlplane.fleet.models import Pool, Slot
 from controlplane.flex import actions, queries, wording
-from controlplane.flex.forms import FreezeForm, ReasonForm, take_errors
+from controlplane.flex.forms import FreezeForm
 from controlplane.flex.models import Decision
 from controlplane.tenants.access import may, requires
 from controlplane.web.pagination import BadCursor, keyset_page

@@ -52,11 +52,3 @@ class PushForm(ReasonForm):
         if not self.cleaned_data["seen"]:
             raise ValidationError("Confirm that you have read the warnings.")
         return True
-
-
-def take_errors(form: forms.Form, error: ValidationError) -> None:
-    """Puts an action's errors onto the fields of the same name, what has no field on top."""
-    messages = error.message_dict if hasattr(error, "error_dict") else {"": error.messages}
-    for name, texts in messages.items():
-        for text in texts:
-            form.add_error(name if name in form.fields else None, text)

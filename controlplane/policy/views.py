@@ -7,10 +7,11 @@ from django.shortcuts import redirect, render
 from django.utils import timezone
 
 from controlplane.audit.actors import actor_of
+from controlplane.audit.forms import take_errors
 from controlplane.policy.actions import push, rollback, send_next_wave
 from controlplane.policy.configuration import Configuration
 from controlplane.policy.diff import diff, groups, tally
-from controlplane.policy.forms import PushForm, ReasonForm, take_errors
+from controlplane.policy.forms import PushForm, ReasonForm
 from controlplane.policy.models import Revision, Rollout
 from controlplane.policy.pages import review, revision_rows, rollout_page
 from controlplane.policy.queries import AgentDrift, drift, latest_revision
