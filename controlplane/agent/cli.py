@@ -15,6 +15,7 @@ from controlplane.agent import identity as identities
 from controlplane.agent.agent_process import AgentProcess
 from controlplane.agent.errors import AgentError, UsageError
 from controlplane.agent.options import Options, parse
+from controlplane.agent.threads import beside_requests
 
 LOG_FORMAT = "%(asctime)s %(levelname)s %(message)s"
 
@@ -48,6 +49,7 @@ def uvloop_runner() -> asyncio.Runner:
 async def _serve(options: Options) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
+    loop.set_default_executor(beside_requests())
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     identity = identities.load(options.state_dir)

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Final
 
 from controlplane.agent import identity as identities
+from controlplane.agent import reporting
 from controlplane.agent.backoff import backoff_s
 from controlplane.agent.client import ControlPlane
 from controlplane.agent.clock import boot_id, boot_us
@@ -22,10 +23,8 @@ from controlplane.agent.errors import AgentError, Refused, Retired, Superseded, 
 from controlplane.agent.identity import Identity
 from controlplane.agent.key_rotation import KeyRotation
 from controlplane.agent.lease_desk import LeaseDesk
-from controlplane.agent.live_figures import Seen
 from controlplane.agent.options import Options
 from controlplane.agent.policy_state import LiveList, PolicyState, Trust
-from controlplane.agent.reporting import cut_last_report, cut_report, follow_clock, look_around, name_lost, recut
 from controlplane.agent.spool import EpochSpool, StoredReport
 from controlplane.agent.spool_store import SpoolStore
 from controlplane.agent.version import SOFTWARE
@@ -171,7 +170,7 @@ class Control:
                 failures += 1
                 await self._trouble(f"no hello: {error}", failures)
         self.engine.clock.compare(sent_us, helloed.server_time_us)
-        follow_clock(self.engine, sent_us)
+        reporting.follow_clock(self.engine, sent_us)
         self.reachable, self.trouble = True, ""
         self.identity = identities.remember_hello(self.options.state_dir, self.identity, helloed)
         self.engine.agent_id = helloed.agent_id
@@ -249,7 +248,7 @@ class Control:
             return True
         if not spool.state.reports:
             await self._pause()
-            self._cut(spool, await look_around(self.engine, spool))
+            self._cut(spool, await reporting.look_around(self.engine, spool))
         elif self._away_for_long(spool):
             self._cut(spool)
         await asyncio.get_running_loop().run_in_executor(None, spool.sync)
@@ -270,8 +269,8 @@ class Control:
         self._wake.clear()
         self._sent_s = loop.time()
 
-    def _cut(self, spool: EpochSpool, seen: Seen | None = None) -> None:
-        cut_report(self.engine, spool, self.policy, self.live, seen=seen)
+    def _cut(self, spool: EpochSpool, seen: reporting.Seen | None = None) -> None:
+        reporting.cut_report(self.engine, spool, self.policy, self.live, seen=seen)
         self._cut_us = self.engine.clock.now_us()
 
     def _away_for_long(self, spool: EpochSpool) -> bool:
@@ -342,7 +341,7 @@ class Control:
 
     def _recut(self, spool: EpochSpool, report: StoredReport, refused: Refused, now_us: int) -> bool:
         """Make a report smaller that was too large; said once for each report."""
-        smaller = recut(spool, report, now_us)
+        smaller = reporting.recut(spool, report, now_us)
         if self._too_large != (spool.epoch, report.seq):
             self._too_large = spool.epoch, report.seq
             what = "it is sent again smaller" if smaller else "and nothing can be taken off it"
@@ -363,7 +362,7 @@ class Control:
             first = state.reports[0].seq if state.reports else expected
         if first > expected and state.reports:
             log.critical("reports %d to %d of epoch %d are lost: saying so", expected, first - 1, spool.epoch)
-            name_lost(spool, state.reports[0], expected, now_us)
+            reporting.name_lost(spool, state.reports[0], expected, now_us)
         return True
 
     # -- what an answer brings -----------------------------------------------------------------------------------------
@@ -425,12 +424,12 @@ class Control:
         """Send what earlier processes spooled, under their numbers, and seal their epochs; oldest first."""
         failures = 0
         while True:
-            spools = self.store.unsealed()
-            if not spools:
+            spool = self.store.next_to_send()
+            if spool is None:
                 await asyncio.sleep(1.0)
                 continue
             try:
-                sent = await self._send_old(spools[0])
+                sent = await self._send_old(spool)
             except OSError as error:
                 self._lost_touch(f"reports cannot be written down: {error}")
                 sent = False
@@ -450,7 +449,7 @@ class Control:
                 await asyncio.sleep(1.0)
                 return True
             lost = len(state.opened)
-            cut_last_report(spool, now_us, spends)
+            reporting.cut_last_report(spool, now_us, spends)
             if lost:
                 log.warning(
                     "epoch %d: %d requests were in flight when its process ended: closed as lost", spool.epoch, lost
@@ -479,7 +478,7 @@ class Control:
         if spool is None:
             return
         try:
-            cut_report(self.engine, spool, self.policy, self.live, seal=True)
+            reporting.cut_report(self.engine, spool, self.policy, self.live, seal=True)
             spool.sync()
         except OSError as error:
             log.critical("the last report cannot be written down: %s", error)

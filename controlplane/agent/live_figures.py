@@ -96,16 +96,6 @@ class Picture(NamedTuple):
     figures: LiveFigures
 
 
-class Seen(NamedTuple):
-    """What was made ready for a report while requests passed; the time of slots is gathered too.
-
-    `rows` are packed records by request id.
-    """
-
-    picture: Picture
-    rows: dict[str, bytes]
-
-
 ROWS_PER_STEP: Final = 64
 """Flows or tenants between two looks at what else there is to do: some 300 us."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -13,7 +13,7 @@ from controlplane.agent.agent_slot import BROKEN, WARMING, AgentSlot
 from controlplane.agent.engine import Engine
 from controlplane.agent.item_ends import carried, closed_again, items_done, without_response
 from controlplane.agent.journal_entries import Closed, Cut, Recut
-from controlplane.agent.live_figures import Picture, Seen, picture, picture_steps
+from controlplane.agent.live_figures import Picture, picture, picture_steps
 from controlplane.agent.objectives import ObjectiveLedger
 from controlplane.agent.policy_state import LiveList, PolicyState
 from controlplane.agent.refusal_log import RefusalLog
@@ -43,7 +43,19 @@ _encode = msgspec.json.Encoder().encode
 
 
 ROWS_PER_STEP: Final = 64
-"""Records packed between two looks at what else there is to do: some 300 us."""
+"""Records packed, or rows written, between two looks at what else there is to do: some 300 us."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What was made ready for a report while requests passed; the time of slots is gathered too."""
+
+    demand: msgspec.Raw
+    """A list of `Demand`, written as in the report."""
+    figures: msgspec.Raw
+    """`LiveFigures`, written as in the report."""
+    rows: dict[str, bytes]
+    """Packed records by request id."""
 
 
 def _body(spool: EpochSpool, report: Report, rows: Mapping[str, bytes] = NO_ROWS) -> bytes:
@@ -99,6 +111,9 @@ async def look_around(engine: Engine, spool: EpochSpool) -> Seen:
             found: Picture = whole.value
             break
         await asyncio.sleep(0)
+    demand = await _written(found.demand)
+    tenants: Any = await _written(found.figures.tenants)
+    figures = msgspec.Raw(_encode(msgspec.structs.replace(found.figures, tenants=tenants)))
     rows: dict[str, bytes] = {}
     if spool.packs:
         entries = carried(spool.state.closed, RECORDS_MAX)
@@ -112,7 +127,16 @@ async def look_around(engine: Engine, spool: EpochSpool) -> Seen:
         await asyncio.sleep(0)
         gather_time(slot, engine.clock.now_us())
     await asyncio.sleep(0)
-    return Seen(found, rows)
+    return Seen(demand, figures, rows)
+
+
+async def _written(rows: Sequence[Any]) -> msgspec.Raw:
+    """A list as a report has it, written a little at a time."""
+    parts: list[bytes] = []
+    for at in range(0, len(rows), ROWS_PER_STEP):
+        await asyncio.sleep(0)
+        parts.append(_encode(rows[at : at + ROWS_PER_STEP])[1:-1])
+    return msgspec.Raw(b"[%b]" % b",".join(parts))
 
 
 def cut_report(
@@ -139,7 +163,7 @@ def _cut_once(
 ) -> bool:
     """One report, sealed if it may be and everything fits; says whether everything did."""
     now_us = engine.clock.now_us()
-    now_seen = picture(engine, now_us) if seen is None else seen.picture
+    now_seen: Any = picture(engine, now_us) if seen is None else seen
     metered = collect_meters(engine, now_us, gathered=seen is not None)
     entries = carried(spool.state.closed, RECORDS_MAX)
     clock = follow_clock(engine, now_us)

@@ -8,7 +8,7 @@ from controlplane.agent.journal_entries import Cut
 from controlplane.agent.reporting import cut_last_report, cut_report, recut
 from controlplane.agent.spool import EpochSpool
 from controlplane.wire.packed import read_report
-from controlplane.wire.report import Check, DecisionSample, Demand, Report, UsageRow
+from controlplane.wire.report import Check, DecisionSample, Demand, LiveFigures, Report, UsageRow
 from tests.agent.test_spool import NOW_US, closed, opened
 from tests.agent.wire_client import WireClient, chat_body, post
 
@@ -79,7 +79,7 @@ async def test_what_was_made_ready_is_told_and_what_came_meanwhile_is_told_once(
 
     await ask(3)
     seen = await reporting.look_around(agent.engine, agent.spool)
-    assert len(seen.rows) == 3 and seen.picture.figures.slots
+    assert len(seen.rows) == 3 and msgspec.json.decode(seen.figures, type=LiveFigures).slots
     ready_us = sum(row.gpu_us for row in agent.closed_rows())
     await ask(2)
     rows = agent.closed_rows()
