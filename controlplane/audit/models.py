@@ -23,3 +23,14 @@ class AuditEntry(models.Model):
 
     class Meta:
         indexes = [models.Index(fields=["noun", "object_id"])]
+
+
+class CarriedRevision(models.Model):
+    """How far a pushed revision carried the log: every entry up to `through_id` about policy was in it or an earlier.
+
+    Entries are never changed, so where a change went out is read from here. Revisions that repeat an earlier content
+    (rollback, new bindings) carry nothing new and have no row.
+    """
+
+    revision = models.IntegerField(primary_key=True)
+    through_id = models.BigIntegerField(db_index=True)
