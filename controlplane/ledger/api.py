@@ -11,7 +11,6 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from controlplane.core.period import format_utc
-from controlplane.ledger.pages import is_unpriced
 from controlplane.ledger.queries import Charge, charges, checks, cost_rows
 from controlplane.ledger.ranges import FinanceRange, read_range
 from controlplane.tenants.models import Installation
@@ -74,7 +73,7 @@ class ChargeSerializer(serializers.Serializer):
     def to_representation(self, row: Charge) -> dict[str, Any]:
         """Amounts are null where no rate card was in force: unknown, not zero."""
         body = super().to_representation(row)
-        return {**body, **dict.fromkeys(AMOUNTS)} if is_unpriced(row) else body
+        return {**body, **dict.fromkeys(AMOUNTS)} if row.is_unpriced else body
 
 
 AMOUNTS = ("prompt_nanos", "cached_nanos", "output_nanos", "gpu_nanos", "charge_nanos")
@@ -143,6 +142,6 @@ class ChargesReport(APIView):
         else:
             ids = list(visible_tenants(request.user).values_list("id", flat=True))
         rows = charges(shown.window.start, shown.window.end, ids)
-        unpriced = sum(row.requests for row in rows if is_unpriced(row))
+        unpriced = sum(row.requests for row in rows if row.is_unpriced)
         body = {**span, "charge_nanos": sum(row.nanos for row in rows), "unpriced_requests": unpriced, "rows": rows}
         return Response(ChargesReportSerializer(body).data)

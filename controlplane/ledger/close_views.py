@@ -23,6 +23,7 @@ from controlplane.ledger.checks_of_reports import slot_day_minutes
 from controlplane.ledger.closing_checks import checklist
 from controlplane.ledger.export_files import CONTENT_TYPES, FORMATS, TooManyRows
 from controlplane.ledger.exports import ask_export, export_file, is_long, kept_export, waiting_exports
+from controlplane.ledger.late_invoices import lands_in, late_month_of
 from controlplane.ledger.models import ExportJob, PlannedExchangeRate, PoolSku, Proposal
 from controlplane.ledger.reconciliation import month_window, reconcile
 from controlplane.tenants.access import may, requires
@@ -82,7 +83,8 @@ def _bridge(request: HttpRequest, period: str, **more: Any) -> HttpResponse:
     cents = {row.name: row.cents for row in rows}
     step = request.GET.get("step", "")
     context = {
-        **base, "found": found, "bridge": found.bridge, "rows": rows,
+        **base, "found": found, "bridge": found.bridge, "rows": rows, "lands_in": late_month_of(period),
+        "late_here": [row for row in found.bridge.invoices if lands_in(row)],
         "bookable": any(row.left_nanos for row in rows), "figure": chart, "text": text,
         "floor": axis_floor(found, rows),
         "skus": sku_lines(found.bridge, cents["price_variance"], cents["quantity_variance"]),

@@ -10,7 +10,7 @@ from controlplane.core.money import cents_of
 from controlplane.core.period import Window
 from controlplane.ledger.models import Proposal
 from controlplane.ledger.pages import cents_text
-from controlplane.ledger.queries import checks
+from controlplane.ledger.queries import charges, checks
 from controlplane.ledger.reconciliation import Reconciliation, reconcile
 from controlplane.usage.duplicates import HOUR
 from controlplane.usage.models import AuditedHour, DuplicateRecord, Quarantine, RollupDelta, UsageRecord
@@ -58,8 +58,8 @@ def checklist(period: str, *, now: datetime) -> Checklist:
     return Checklist(
         (
             _gaps(found), _unknown(found), _quarantine(window), _copies(window, now), _behind(window, now),
-            *_attribution(window, now),
-            _unreconciled(found), _residual(found), _proposals(period),
+            *_attribution(window, now), _unpriced_requests(window),
+            _unreconciled(found), _residual(found), _late_invoices(found), _proposals(period),
         ),
         found,
     )  # fmt: skip
@@ -169,6 +169,19 @@ def _attribution(window: Window, now: datetime) -> tuple[Check, Check]:
     return posted, priced
 
 
+def _unpriced_requests(window: Window) -> Check:
+    """Requests that no rate card was in force for: what they cost is unknown and on no statement."""
+    title = "Unpriced requests"
+    mine = [row for row in charges(window.start, window.end) if row.is_unpriced]
+    if not mine:
+        return Check("unpriced_requests", title, OK, "0", "Every request has a rate card.")
+    pairs = sorted({f"{row.class_} on {row.model}" for row in mine})
+    more = f" and {len(pairs) - 1} more" if len(pairs) > 1 else ""
+    text = f"No rate card was in force for {pairs[0]}{more}: these requests are billed to nobody. Add a card for"
+    text += " what comes, and propose an adjustment for what was used."
+    return Check("unpriced_requests", title, UNKNOWN, _many(sum(row.requests for row in mine), "request"), text)
+
+
 def _unreconciled(found: Reconciliation) -> Check:
     title = "Unreconciled"
     if not found.bridge.invoices:
@@ -185,6 +198,21 @@ def _residual(found: Reconciliation) -> Check:
     if found.bridge.closes:
         return Check("bridge", "Bridge", OK, f"Residual {left}", "Every step adds up to the invoice.")
     return Check("bridge", "Bridge", BAD, f"Residual {left}", "No step names this amount. Report it.")
+
+
+def _late_invoices(found: Reconciliation) -> Check:
+    """Invoices of months that were closed without them; their variances are booked in this one."""
+    title = "Late invoices"
+    left = [month for month in found.late if not month.settled]
+    if not left:
+        done = ", ".join(month.period for month in found.late)
+        text = (
+            f"What late invoices of {done} left is booked." if done else "No invoice came after its month was closed."
+        )
+        return Check("late_invoices", title, OK, "0", text)
+    amounts = ", ".join(f"{month.period}: {_money(abs(month.left_nanos))} {found.currency}" for month in left)
+    text = f"Not booked of months that were closed without them: {amounts}. Book it from that month’s bridge."
+    return Check("late_invoices", title, RISK, _many(len(left), "month"), text)
 
 
 def _proposals(period: str) -> Check:

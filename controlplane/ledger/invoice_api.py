@@ -30,6 +30,7 @@ from controlplane.ledger.invoices import (
     saved_mapping,
     withdraw_invoice,
 )
+from controlplane.ledger.late_invoices import lands_in
 from controlplane.ledger.models import Invoice, InvoiceMapping
 from controlplane.ledger.reconciliation import month_window
 from controlplane.tenants.queries import installation
@@ -68,7 +69,7 @@ def _invoice_json(row: Invoice, *, whole: bool = False) -> dict[str, Any]:
         "exchange_rate": None if row.exchange_rate is None else f"{row.exchange_rate.normalize():f}",
         "exchange_date": row.exchange_date.isoformat() if row.exchange_date else None, "lines": row.lines_count,
         "outside_period": row.outside_period, "state": row.state, "imported_at": format_utc(row.imported_at),
-        "imported_by": row.imported_by,
+        "imported_by": row.imported_by, "late_in": lands_in(row) or None,
     }  # fmt: skip
     if whole:
         sums = imported_json(Imported(row, repeated=False))
@@ -93,6 +94,7 @@ class InvoicesView(APIView):
         return Response([_invoice_json(row) for row in rows[:LIST_MOST]])
 
     @extend_schema(request={"multipart/form-data": InvoiceFileSerializer}, responses={201: OpenApiTypes.OBJECT})
+    @writes
     def post(self, request: Request) -> Response:
         body = InvoiceFileSerializer(data=request.data)
         body.is_valid(raise_exception=True)

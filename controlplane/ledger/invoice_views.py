@@ -44,6 +44,7 @@ from controlplane.ledger.invoices import (
     totals,
     withdraw_invoice,
 )
+from controlplane.ledger.late_invoices import lands_in, late_ids, late_month_of
 from controlplane.ledger.models import Invoice, InvoiceLine, InvoiceMapping, InvoiceUpload
 from controlplane.ledger.reconciliation import month_window
 from controlplane.tenants.access import may, requires
@@ -80,10 +81,11 @@ def invoices_page(request: HttpRequest) -> HttpResponseBase:
             return redirect("invoice-upload", upload.pk)
     writes = may(request.user, "finance.write")
     months = period_queries.months(now)
+    invoices = list(Invoice.objects.order_by("-period", "-id")[:INVOICES_SHOWN])
     context = {
         "now": now, "zone": book.billing_zone, "currency": book.currency, "errors": errors, "may_write": writes,
         "months": months, "chosen": request.POST.get("period") or _month_before(months), "nav_section": "finance",
-        "invoices": Invoice.objects.order_by("-period", "-id")[:INVOICES_SHOWN],
+        "invoices": invoices, "late": late_ids(invoices),
         "waiting": InvoiceUpload.objects.defer("content").order_by("-uploaded_at") if writes else [],
         "bytes_most": BYTES_MOST, "lines_most": LINES_MOST,
         "mappings": InvoiceMapping.objects.order_by("name")[:INVOICES_SHOWN],
@@ -207,6 +209,8 @@ def _taken(request: HttpRequest, upload: InvoiceUpload, done: Imported) -> HttpR
         messages.info(request, "This file was imported before; nothing was added.")
     else:
         messages.success(request, f"Imported {done.invoice.lines_count:,} lines for {done.invoice.period}.")
+        if month := lands_in(done.invoice):
+            messages.warning(request, f"{done.invoice.period} is closed: book the variance in {month}.")
     if done.repeated_ids:
         messages.warning(request, f"Line ids that stand there twice, both kept: {', '.join(done.repeated_ids[:10])}.")
     return redirect("invoice", done.invoice.pk)
@@ -241,6 +245,7 @@ def _show(
         "format_shown": OWN if problem and choices.format == "auto" else choices.format,
         "unnamed": bool(found and "" in found.currencies), "categories": [str(each) for each in InvoiceCategory],
         "ready": bool(found and found.lines and not found.refused_count), "nav_section": "finance",
+        "lands_in": late_month_of(choices.period),
     }  # fmt: skip
     status = 400 if errors and request.method == "POST" else 200
     return render(request, "ledger/invoice_upload.html", context, status=status)
@@ -292,6 +297,7 @@ def invoice_page(request: HttpRequest, pk: int) -> HttpResponseBase:
     context = {
         "invoice": invoice, "sums": totals(invoice), "errors": errors, "given": request.POST,
         "zone": book.billing_zone, "book_currency": book.currency, "state": period_queries.state_of(invoice.period),
+        "lands_in": lands_in(invoice) if invoice.state == Invoice.State.CURRENT else "",
         "lines": InvoiceLine.objects.filter(invoice=invoice).order_by("-billed", "id")[:LINES_SHOWN],
         "may_write": may(request.user, "finance.write"), "nav_section": "finance",
         "format_title": FORMAT_TITLES.get(invoice.format, "Mapped CSV"),

@@ -28,8 +28,9 @@ from controlplane.ledger.invoice_reading import (
     read_rows,
     survey,
 )
-from controlplane.ledger.models import Invoice, InvoiceLine, InvoiceMapping, Period
-from controlplane.ledger.posting import hold_posting
+from controlplane.ledger.late_invoices import booked_since, closing_missed, lands_in
+from controlplane.ledger.models import Invoice, InvoiceLine, InvoiceMapping
+from controlplane.ledger.posting import hold_open, hold_posting, open_period
 from controlplane.tenants.models import Installation
 
 CHUNK_LINES = 2_000
@@ -123,7 +124,8 @@ def import_invoice(
 ) -> Imported:
     """Takes a provider's file for a period, every line of it.
 
-    `currency` is for files that name none; `exchange` for files in another currency than the book's.
+    `currency` is for files that name none; `exchange` for files in another currency than the book's. A file of a closed
+    month is a late one: the closing stays as it is, and what the file opens is booked in the next open month.
     Raises ValueError for a period or mapping that is none, FileRefused and UnknownColumns for the file as a whole,
     LinesRefused for lines that cannot be read.
     """
@@ -146,6 +148,7 @@ def import_invoice(
             )  # fmt: skip
             seen = _store(invoice, read_rows(text, reading), window, installation.billing_zone)
             _finish(invoice, seen, reading, currency.upper(), installation.currency)
+            _mark_late(invoice)
             _note(invoice, actor, now)
     except IntegrityError:
         # Another import of the same file was faster; its invoice is the answer.
@@ -157,10 +160,20 @@ def import_invoice(
     return Imported(invoice, repeated=False, repeated_ids=tuple(seen.repeated_ids))
 
 
+def _mark_late(invoice: Invoice) -> None:
+    """A closing that is under way ends first, so that it has the invoice or the invoice says that it was missed."""
+    hold_open()
+    missed = closing_missed(invoice.period)
+    if missed is not None:
+        invoice.missed_by, invoice.late_in = missed, open_period(invoice.period)
+        invoice.save(update_fields=["missed_by", "late_in"])
+
+
 def withdraw_invoice(invoice_id: int, *, actor: Actor, now: datetime, reason: str) -> Invoice:
     """An invoice that was taken by mistake counts no longer; its lines stay readable. Twice changes nothing.
 
-    Raises ValidationError: on `reason` without one, on `period` once its month is closed.
+    Raises ValidationError: on `reason` without one, on `period` once its month is closed on it or, for a late one, once
+    a variance was booked on it.
     """
     reason = checked_reason(reason)
     with transaction.atomic():
@@ -168,10 +181,7 @@ def withdraw_invoice(invoice_id: int, *, actor: Actor, now: datetime, reason: st
         hold_posting()
         invoice = Invoice.objects.select_for_update().get(pk=invoice_id)
         if invoice.state == Invoice.State.CURRENT:
-            if Period.objects.filter(name=invoice.period, state=Period.State.CLOSED).exists():
-                raise ValidationError(
-                    {"period": f"{invoice.period} is closed on this invoice. Reopen it with a reason, then withdraw."}
-                )
+            _check_withdrawable(invoice)
             invoice.state = Invoice.State.WITHDRAWN
             invoice.save(update_fields=["state"])
             record(
@@ -179,6 +189,20 @@ def withdraw_invoice(invoice_id: int, *, actor: Actor, now: datetime, reason: st
                 before={"state": "current"}, after={"state": "withdrawn"}, reason=reason,
             )  # fmt: skip
     return invoice
+
+
+def _check_withdrawable(invoice: Invoice) -> None:
+    if closing_missed(invoice.period) is None:
+        return
+    if not lands_in(invoice):
+        raise ValidationError(
+            {"period": f"{invoice.period} is closed on this invoice. Reopen it with a reason, then withdraw."}
+        )
+    if booked_since(invoice):
+        raise ValidationError(
+            {"period": f"Variances of {invoice.period} were booked on this invoice. Reopen {invoice.period} with a "
+             "reason, then withdraw, and book what its bridge says then."}
+        )  # fmt: skip
 
 
 def totals(invoice: Invoice) -> InvoiceTotals:
@@ -196,7 +220,7 @@ def imported_json(done: Imported) -> dict[str, Any]:
     return {
         "invoice": invoice.pk, "repeated": done.repeated, "format": invoice.format, "lines": invoice.lines_count,
         "refused": [], "currency": invoice.currency, "outside_period": invoice.outside_period,
-        "repeated_ids": list(done.repeated_ids),
+        "repeated_ids": list(done.repeated_ids), "late_in": lands_in(invoice) or None,
         "totals": {
             "billed": decimal_text(sums.billed),
             "effective": None if sums.effective is None else decimal_text(sums.effective),

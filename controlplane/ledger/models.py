@@ -185,7 +185,8 @@ class InvoiceMapping(models.Model):
 class Invoice(models.Model):
     """One provider's file for one period, taken whole. `exchange_rate` is book currency per unit of `currency`.
 
-    A withdrawn invoice counts nowhere and stays readable.
+    A withdrawn invoice counts nowhere and stays readable. `missed_by` is the closing of its month that was made without
+    it, null when the month was open; `late_in` the month that was the next open one then.
     """
 
     class State(models.TextChoices):
@@ -204,6 +205,8 @@ class Invoice(models.Model):
     lines_count = models.PositiveIntegerField()
     outside_period = models.PositiveIntegerField(default=0)
     state = models.CharField(max_length=9, choices=State.choices, default=State.CURRENT)
+    missed_by = models.PositiveIntegerField(null=True, blank=True)
+    late_in = models.CharField(max_length=7, blank=True, default="")
     imported_at = models.DateTimeField()
     imported_by = models.CharField(max_length=200)
 

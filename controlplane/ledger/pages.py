@@ -413,14 +413,9 @@ class StatementRow:
 
     @property
     def values(self) -> list[str]:
-        if is_unpriced(self.charge):
+        if self.charge.is_unpriced:
             return [DASH] * (len(CHARGE_LINES) + 1)
         return [cents_text(self.cents[name]) for name in (*CHARGE_LINES, "total")]
-
-
-def is_unpriced(charge: Charge) -> bool:
-    """Requests for which no rate card was in force: what they are to be charged is unknown, it is not zero."""
-    return not charge.rate_version and not charge.nanos
 
 
 @dataclass(frozen=True)
@@ -434,7 +429,7 @@ class Statement:
 
     @property
     def unpriced_requests(self) -> int:
-        return sum(row.charge.requests for row in self.rows if is_unpriced(row.charge))
+        return sum(row.charge.requests for row in self.rows if row.charge.is_unpriced)
 
     @property
     def total_values(self) -> list[str]:

@@ -182,6 +182,11 @@ class Charge:
     def nanos(self) -> int:
         return self.prompt_nanos + self.cached_nanos + self.output_nanos + self.gpu_nanos
 
+    @property
+    def is_unpriced(self) -> bool:
+        """No rate card was in force for these requests: what they are to be charged is unknown, it is not zero."""
+        return not self.rate_version and not self.nanos
+
 
 def charges(since: datetime, until: datetime, tenant_ids: Sequence[int] | None = None) -> list[Charge]:
     """Charges of requests that ended in [since, until), open deltas included; five statements."""

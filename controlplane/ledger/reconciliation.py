@@ -10,17 +10,15 @@ from controlplane.core.period import Window, format_utc, load_zone, parse_period
 from controlplane.core.reconcile import MatchKey
 from controlplane.ledger.bridging import BridgeReport, bridge_report
 from controlplane.ledger.checks_of_reports import Estimates, MeterReport, estimates, meter_report
+from controlplane.ledger.late_invoices import LateMonth, late_months, tolerance_of
 from controlplane.ledger.variances import booked_variances
 from controlplane.tenants.models import Installation
-
-TOLERANCE_PPM = 5_000
-"""What the invoice and the book, booked variances included, may differ by without a reason: 0.5 % of the invoice."""
-PPM = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Reconciliation:
-    """`booked` are the variances in the book by step, in nanos."""
+    """`booked` are the variances in the book by step, in nanos; `late` the closed months whose late invoices this month
+    has to book."""
 
     period: str
     window: Window
@@ -30,6 +28,7 @@ class Reconciliation:
     meters: MeterReport
     bridge: BridgeReport
     booked: dict[str, int]
+    late: tuple[LateMonth, ...] = ()
 
     @property
     def open_nanos(self) -> int:
@@ -38,7 +37,7 @@ class Reconciliation:
 
     @property
     def tolerance_nanos(self) -> int:
-        return abs(self.bridge.invoice_nanos) * TOLERANCE_PPM // PPM
+        return tolerance_of(self.bridge)
 
     @property
     def within_tolerance(self) -> bool:
@@ -60,6 +59,7 @@ def reconcile(period: str, *, now: datetime) -> Reconciliation:
     return Reconciliation(
         period, window, book.billing_zone, book.currency, estimates(window), meter_report(window, now),
         bridge_report(period, window, book.billing_zone), booked_variances(period),
+        late_months(period, book.billing_zone),
     )  # fmt: skip
 
 
@@ -80,6 +80,13 @@ def to_json(found: Reconciliation) -> dict[str, Any]:
         "since": format_utc(found.window.start), "until": format_utc(found.window.end),
         "estimates": _estimates_json(found.estimates),
         "meters": _meters_json(found.meters),
+        "late": [
+            {"period": month.period, "invoices": [row.pk for row in month.invoices],
+             "invoice": format_nanos(month.invoice_nanos), "booked": format_nanos(month.booked_nanos),
+             "open": format_nanos(month.left_nanos), "tolerance": format_nanos(month.tolerance_nanos),
+             "settled": month.settled}
+            for month in found.late
+        ],
         "bridge": {
             "book": format_nanos(bridge.book_nanos),
             "steps": [

@@ -80,8 +80,10 @@ def test_a_month_in_order_closes_without_a_reason(fleet):
             "behind",
             "unposted",
             "unpriced",
+            "unpriced_requests",
             "unreconciled",
             "bridge",
+            "late_invoices",
             "proposals",
         ],
         "ok",
@@ -116,6 +118,20 @@ def test_open_checks_are_named_and_need_a_reason(fleet):
     assert not Period.objects.exists() and not LedgerEvent.objects.filter(kind="charges").exists()
     done = close(reason="The gap is known; its slot was repaired.")
     assert done.version.reason.startswith("The gap is known")
+
+
+def test_requests_without_a_rate_card_keep_a_month_from_closing_without_a_reason(fleet):
+    match(fleet.pool)
+    roll_up(fleet, "b", "chat", requests=7, nanos=(0, 0, 0, 0))
+    roll_up(fleet, "b", "bulk", requests=2, nanos=(0, 0, 0, 0), model=RollupDelta)
+    roll_up(fleet, "b", "bulk", requests=40, nanos=(0, 0, 0, 0), version=3, at=HOUR + ONE_HOUR)  # a card of zeros
+    found = {check.name: check for check in checklist(MONTH, now=HOUR + timedelta(minutes=1)).checks}
+    check = found["unpriced_requests"]
+    assert (check.state, check.word) == ("unknown", "9 requests")
+    assert "bulk on llama-70b and 1 more" in check.text
+    with pytest.raises(ValidationError, match="unpriced requests"):
+        close()
+    assert close(reason="a trial, given away").version.version == 1
 
 
 def copied(ended_at, nanos):
