@@ -6,8 +6,10 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+from django.core.files.uploadedfile import UploadedFile
 from django.db import transaction
 from django.utils import timezone
+from django.utils.datastructures import MultiValueDict
 from rest_framework import serializers, status
 from rest_framework.exceptions import APIException, ParseError
 from rest_framework.request import Request
@@ -116,7 +118,7 @@ def _once(
     if len(key) > KEY_CHARS_MAX:
         raise ParseError(f"An Idempotency-Key has at most {KEY_CHARS_MAX} characters.")
     now = timezone.now()
-    digest = hashlib.sha256(canonical(request.data)).hexdigest()
+    digest = hashlib.sha256(canonical(_plain(request.data))).hexdigest()
     scope = {
         "principal_id": request.user.pk,
         "method": request.method,
@@ -131,10 +133,30 @@ def _once(
         if not made:
             return _replay(row, digest)
         response = handler(view, request, *args, **kwargs)
+        if response.status_code >= status.HTTP_400_BAD_REQUEST:
+            row.delete()
+            return response
         row.status, row.response = response.status_code, _without_secrets(response.data)
         row.etag = response.headers.get("ETag", "")
         row.save(update_fields=["status", "response", "etag"])
     return response
+
+
+def _plain(data: Any) -> Any:
+    """A body as what is compared: of a form every value of a field, of a file its name and digest."""
+    if not isinstance(data, MultiValueDict):
+        return data
+    return {name: [_part(value) for value in data.getlist(name)] for name in data}
+
+
+def _part(value: Any) -> Any:
+    if not isinstance(value, UploadedFile):
+        return value
+    digest = hashlib.sha256()
+    for chunk in value.chunks():
+        digest.update(chunk)
+    value.seek(0)
+    return {"name": value.name, "sha256": digest.hexdigest()}
 
 
 def _replay(row: IdempotentWrite, digest: str) -> Response:

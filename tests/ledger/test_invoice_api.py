@@ -16,9 +16,9 @@ def fin(installation):
     return factories.person("finance", name="fin")
 
 
-def post(client, content, **more):
+def post(client, content, headers=None, **more):
     file = SimpleUploadedFile("october.csv", content.encode())
-    return client.post(ADDRESS, {"file": file, "period": "2026-10", **more})
+    return client.post(ADDRESS, {"file": file, "period": "2026-10", **more}, headers=headers)
 
 
 def test_a_file_is_looked_through_then_taken_once_with_exact_sums(fin):
@@ -34,6 +34,25 @@ def test_a_file_is_looked_through_then_taken_once_with_exact_sums(fin):
     assert whole["totals"] == looked["totals"] and whole["state"] == "current"
     assert [row["id"] for row in fin.get(f"{ADDRESS}?period=2026-10").json()] == [whole["id"]]
     assert fin.get(f"{ADDRESS}?period=2026-09").json() == []
+
+
+def test_a_file_sent_twice_under_one_key_gets_the_first_answer_and_another_file_is_refused(fin):
+    first = post(fin, FOCUS, headers={"Idempotency-Key": "october"})
+    again = post(fin, FOCUS, headers={"Idempotency-Key": "october"})
+    assert (first.status_code, again.status_code) == (201, 201) and again.json() == first.json()
+    assert again.headers["Idempotency-Replayed"] == "true" and Invoice.objects.count() == 1
+    other = post(fin, FOCUS.replace("10.5", "11.5"), headers={"Idempotency-Key": "october"})
+    assert other.status_code == 422 and "another body" in str(other.json()) and Invoice.objects.count() == 1
+    other_month = post(fin, FOCUS, period="2026-09", headers={"Idempotency-Key": "october"})
+    assert other_month.status_code == 422 and Invoice.objects.count() == 1
+
+
+def test_a_file_that_was_refused_may_be_sent_again_corrected_under_its_key(fin):
+    bad = f"{FOCUS}abc,1,EUR,Usage,GPU,2026-10-02,G1,12\n"
+    for _ in range(2):
+        refused = post(fin, bad, headers={"Idempotency-Key": "k"})
+        assert refused.status_code == 422 and refused.json()["refused"]
+    assert post(fin, FOCUS, headers={"Idempotency-Key": "k"}).status_code == 201
 
 
 def test_lines_that_cannot_be_read_are_listed_and_nothing_is_taken(fin):
