@@ -11,6 +11,7 @@ from django.http import Http404
 from controlplane.budgets.forecasts import Outlook, outlook, spend_days
 from controlplane.budgets.increase_queries import in_force
 from controlplane.budgets.models import Budget, BudgetIncrease, BudgetNotice, BudgetWindow, Lease
+from controlplane.budgets.spend_states import OK, spend_state
 from controlplane.core.period import Calendar, load_zone, window_at
 from controlplane.core.spend_forecast import DaySpend
 from controlplane.fleet.models import Agent
@@ -52,16 +53,17 @@ class Standing:
     @property
     def state(self) -> str:
         """`stopped` (hard and nothing left), `over` (soft, passed), `near` (at 80 %), `forecast` (over it), `ok`."""
-        used = self.settled_nanos + self.leased_nanos
         if self.budget.archived_at is not None:
             return "archived"
-        if self.settled_nanos >= self.limit_nanos:
-            return "stopped" if self.budget.hard else "over"
-        if 10 * used >= 8 * self.limit_nanos:
-            return "near"
+        used = spend_state(
+            settled_nanos=self.settled_nanos, leased_nanos=self.leased_nanos, limit_nanos=self.limit_nanos,
+            hard=self.budget.hard,
+        )  # fmt: skip
+        if used != OK:
+            return used
         if self.forecast_nanos is not None and self.forecast_nanos > self.limit_nanos:
             return "forecast"
-        return "ok"
+        return OK
 
     @property
     def grade(self) -> str:

@@ -10,7 +10,6 @@ from django.db.models import (
     Case,
     Count,
     Exists,
-    F,
     IntegerField,
     Max,
     OuterRef,
@@ -23,8 +22,10 @@ from django.db.models import (
 )
 from django.db.models.functions import Coalesce
 
-from controlplane.budgets.models import Budget, BudgetWindow
+from controlplane.budgets import spend_states
+from controlplane.budgets.models import Budget
 from controlplane.budgets.queries import Standing, standings
+from controlplane.budgets.spend_states import with_spend_state
 from controlplane.contracts.models import Contract, ContractVersion, WorkloadClass
 from controlplane.core.period import Calendar, load_zone, window_at
 from controlplane.core.reasons import REASON_CODES
@@ -130,11 +131,9 @@ def searched(
 
 
 def _attention(now: datetime) -> Case:
-    windows = BudgetWindow.objects.filter(
-        budget__tenant=OuterRef("pk"), budget__archived_at=None, starts_at__lte=now, ends_at__gt=now
-    )
-    stopped = windows.filter(settled_nanos__gte=F("limit_nanos"))
-    near = windows.filter(settled_nanos__gte=F("limit_nanos") / 10 * 8 - F("leased_nanos"))
+    budgets = with_spend_state(Budget.objects.filter(tenant=OuterRef("pk"), archived_at=None), now)
+    stopped = budgets.filter(spend_state__in=(spend_states.STOPPED, spend_states.OVER))
+    near = budgets.filter(spend_state=spend_states.NEAR)
     expiring = ApiKey.objects.filter(tenant=OuterRef("pk"), **_expiring(now))
     return Case(
         When(state=Tenant.State.ARCHIVED, then=Value(ARCHIVED)),

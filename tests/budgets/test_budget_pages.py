@@ -101,6 +101,18 @@ class TestTenantList:
         assert places == sorted(places)
         assert "Stopped" in page and "Near limit" in page and "Suspended" in page
 
+    def test_a_hard_limit_lowered_under_what_is_spent_sorts_as_the_budgets_page_shows_it(self, people, acme):
+        now = timezone.now()
+        lowered = create(factories.tenant("lowered"), now=now)
+        window(lowered, settled=90, leased=5, at=now)
+        edit(lowered, now=now, limit_nanos=80 * EUR)
+        window(create(factories.tenant("close"), now=now), settled=85, at=now)
+        lowered.refresh_from_db()
+        assert lowered.windows.get().limit_nanos == 95 * EUR, "leases that are out keep their money"
+        page = people["admin"].get("/tenants/").content.decode()
+        assert page.index('href="/tenants/lowered/"') < page.index('href="/tenants/close/"')
+        assert "Stopped" in people["admin"].get(f"/budgets/?q={lowered.tenant.slug}").content.decode()
+
     def test_search_state_and_order(self, people, acme):
         factories.tenant("zulu", name="Last one", state="archived")
         client = people["admin"]
