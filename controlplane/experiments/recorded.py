@@ -33,7 +33,7 @@ LATE = timedelta(days=1)
 """A record may be stored that long after its request arrived; older ones are not looked for."""
 _COLUMNS = (
     "arrived_at", "tenant_id", "asked_class_id", "job_id", "outcome", "prompt_tokens", "output_tokens", "prefill_us",
-    "decode_us", "ttft_us",
+    "decode_us", "ttft_us", "cached_tokens",
 )  # fmt: skip
 
 
@@ -49,6 +49,8 @@ class Recorded:
     service: ServiceModel
     unknown: int
     """Records of tenants or classes that the policy no longer has."""
+    cached: list[int]
+    """Cached prompt tokens, by request."""
 
 
 def policy_in_force(pool: Pool) -> PolicyDocument:
@@ -80,7 +82,8 @@ def recorded(
     work = Workload(tuple(klass.slug for klass in document.classes), tuple(tenant.slug for tenant in document.tenants))
     items: dict[int, list[tuple[int, int]]] = defaultdict(list)
     since_us, unknown = to_us(since), 0
-    for arrived_at, tenant_id, class_id, job_id, outcome, prompt, output, *_ in rows:
+    cached: list[int] = []
+    for arrived_at, tenant_id, class_id, job_id, outcome, prompt, output, *_, from_cache in rows:
         if tenant_id not in tenants or class_id not in classes:
             unknown += 1
         elif job_id:
@@ -94,9 +97,10 @@ def recorded(
             work.output.append(max(1, output))
             work.asked.append(2 * max(1, output))
             work.tail_100ns.append(0)
+            cached.append(from_cache)
     if not len(work) and not items:
         raise NothingRecorded(f"pool {pool.slug} has no usage between {since:%Y-%m-%d %H:%M} and {until:%H:%M} UTC")
-    return Recorded(Load(work, tuple(_jobs(items, document, since_us))), service or fitted(rows), unknown)
+    return Recorded(Load(work, tuple(_jobs(items, document, since_us))), service or fitted(rows), unknown, cached)
 
 
 def _jobs(items: dict[int, list[tuple[int, int]]], document: PolicyDocument, since_us: int) -> list[JobSpec]:

@@ -17,6 +17,7 @@ from controlplane.lab.arguments import Places, read_counts, read_job_use, read_m
 from controlplane.lab.policies import bands, document_of
 from controlplane.lab.scenario import Load, TraceUse, load, run_policy
 from controlplane.lab.service import ServiceModel
+from controlplane.lab.watching import Watch
 
 NO_GPU: Final = "simulated on a virtual clock: no GPU was involved"
 RATE_FACTOR_MAX: Final = 64.0
@@ -53,6 +54,7 @@ class Bench:
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         self.options = options
+        self.watch: Watch | None = options.get("watch")
         self.places = Places(
             options["slots"], options["per_slot"], read_counts(options["floor"], ("interactive", "batch")),
             options["kv_tokens"],
@@ -76,7 +78,7 @@ class Bench:
             slot_bands, given.workload.tenants, places=self.places.per_slot, kv_tokens=self.places.kv_tokens,
             safe_rate=safe_rate,
         )  # fmt: skip
-        return run_policy(document, given, self.service, objective_ms=self.options["objective_ms"])
+        return run_policy(document, given, self.service, objective_ms=self.options["objective_ms"], watch=self.watch)
 
     def meets(self, result: Mapping[str, Any]) -> bool:
         """Objective and quality guard of the interactive class."""

@@ -22,6 +22,7 @@ from controlplane.core.slots import ClassKind
 from controlplane.lab.items import JobSpec, LabItems
 from controlplane.lab.policies import core_flex_policy, core_safe_rate
 from controlplane.lab.simulator import Simulator
+from controlplane.lab.watching import Watch
 from controlplane.wire.report import Grant as GrantMessage
 
 SECOND_US: Final = 1_000_000
@@ -86,9 +87,11 @@ class Said:
 class PoolControl:
     """Begin with `start`; it ends by itself when nothing is left to do, or at the simulation's end."""
 
-    def __init__(self, simulator: Simulator, jobs: Sequence[JobSpec] = (), wire: Wire | None = None) -> None:
+    def __init__(
+        self, simulator: Simulator, jobs: Sequence[JobSpec] = (), wire: Wire | None = None, watch: Watch | None = None
+    ) -> None:
         pool = simulator.document.pool
-        self.simulator, self.wire = simulator, wire or Wire()
+        self.simulator, self.wire, self._watch = simulator, wire or Wire(), watch
         self.policy, self.safe_rate = core_flex_policy(pool.flex), core_safe_rate(pool)
         self.items = LabItems(simulator, self, jobs)
         self.bands = {slot.name: Band(slot.band) for slot in pool.slots}
@@ -138,6 +141,8 @@ class PoolControl:
             return
         simulator, now_us = self.simulator, self.simulator.now_us()
         self._reports = sent = self._reports + 1
+        if self._watch is not None:
+            self._watch.at(now_us - simulator.start_us)
         if self.grants:
             said = self._read(now_us)
             simulator.at(now_us + self.wire.latency_us // 2, lambda: self._received(said))

@@ -19,6 +19,7 @@ from controlplane.lab.arguments import (
 from controlplane.lab.reference import Rules
 from controlplane.lab.scenario import Load, batch_classes_of, effects, load, run_policy, run_reference
 from controlplane.lab.service import ServiceModel
+from controlplane.lab.watching import Watch
 from controlplane.wire.policy import PolicyDocument
 
 LINES_SHOWN: Final = 20
@@ -80,12 +81,14 @@ def replay(options: Mapping[str, Any]) -> dict[str, Any]:
         "refused_lines": {
             name: [{"line": bad.line, "reason": bad.reason} for bad in lines] for name, lines in given.refused.items()
         },
-        "result": _run(policy, given, service, options["objective_ms"]),
+        "result": _run(policy, given, service, options["objective_ms"], options.get("watch")),
     }  # fmt: skip
     if options["against"] or options["propose"]:
         name = options["against"] or options["policy"]
         theirs = {**({} if options["against"] else ours), **read_changes(options["propose"])}
-        proposed = _run(read_policy(name, places, tenants, theirs), given, service, options["objective_ms"])
+        proposed = _run(
+            read_policy(name, places, tenants, theirs), given, service, options["objective_ms"], options.get("watch")
+        )
         answer |= {
             "against": {"policy": name, "set": theirs, "result": proposed},
             "effects": effects(answer["result"], proposed),
@@ -94,7 +97,7 @@ def replay(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _run(
-    policy: Rules | PolicyDocument, given: Load, service: ServiceModel, objective_ms: float | None
+    policy: Rules | PolicyDocument, given: Load, service: ServiceModel, objective_ms: float | None, watch: Watch | None
 ) -> dict[str, Any]:
     if isinstance(policy, Rules):
         if given.jobs:
@@ -103,7 +106,7 @@ def _run(
     known = {klass.slug for klass in policy.classes}
     if unknown := sorted({*given.workload.classes, *batch_classes_of(policy)} - known):
         raise ValueError(f"the policy has no class {', '.join(unknown)}; it has {', '.join(sorted(known))}")
-    return run_policy(policy, given, service, objective_ms=objective_ms)
+    return run_policy(policy, given, service, objective_ms=objective_ms, watch=watch)
 
 
 # For people

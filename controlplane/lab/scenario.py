@@ -18,6 +18,7 @@ from controlplane.lab.service import ServiceModel
 from controlplane.lab.simulator import Simulator
 from controlplane.lab.summary import Replayed, as_columns, difference, summarise
 from controlplane.lab.traces import BadLine, Trace, read_trace
+from controlplane.lab.watching import Watch
 from controlplane.lab.workload import Stream, Workload, assemble, zipf_shares
 from controlplane.wire.policy import PolicyDocument
 
@@ -103,13 +104,24 @@ def run_policy(
     *,
     objective_ms: float | None = None,
     wire: Wire | None = None,
+    watch: Watch | None = None,
 ) -> dict[str, Any]:
     """The production policy on a load."""
     simulator = Simulator(document, given.workload, service)
-    control = PoolControl(simulator, given.jobs, wire)
+    control = simulate(simulator, given, wire=wire, watch=watch)
+    return report(simulator, control, objective_ms=objective_ms)
+
+
+def simulate(simulator: Simulator, given: Load, *, wire: Wire | None = None, watch: Watch | None = None) -> PoolControl:
+    """Runs a simulator with its control plane to the end."""
+    control = PoolControl(simulator, given.jobs, wire, watch)
+    if watch is not None:
+        watch.begin(given.workload.at_us[-1] if len(given.workload) else horizon_us(given))
     control.start()
     simulator.run(horizon_us(given))
-    return report(simulator, control, objective_ms=objective_ms)
+    if watch is not None:
+        watch.end()
+    return control
 
 
 def horizon_us(given: Load) -> int:

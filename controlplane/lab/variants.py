@@ -17,9 +17,8 @@ from controlplane.lab import interference
 from controlplane.lab.calls import NOT_ENDED, Call
 from controlplane.lab.interference import Bench
 from controlplane.lab.policies import document_of
-from controlplane.lab.pool_control import PoolControl
 from controlplane.lab.report import report
-from controlplane.lab.scenario import Load, horizon_us, run_policy
+from controlplane.lab.scenario import Load, run_policy, simulate
 from controlplane.lab.simulator import Simulator
 from controlplane.lab.workload import Workload
 from controlplane.wire.policy import PolicyDocument
@@ -112,7 +111,7 @@ def designs(options: Mapping[str, Any]) -> dict[str, Any]:
     rows = []
     for name, changes in kinds.items():
         document = _documents(bench, given, **changes)
-        result = run_policy(document, given, bench.service, objective_ms=options["objective_ms"])
+        result = run_policy(document, given, bench.service, objective_ms=options["objective_ms"], watch=bench.watch)
         rows.append(row_of(name, result))
     return _answer(bench, rows)
 
@@ -128,7 +127,7 @@ def _overloads(bench: Bench) -> Iterator[tuple[str, dict[str, Any]]]:
 
     def run(load: Load, **changes: Any) -> dict[str, Any]:
         document = _documents(bench, load, **changes)
-        return run_policy(document, load, bench.service, objective_ms=options["objective_ms"])
+        return run_policy(document, load, bench.service, objective_ms=options["objective_ms"], watch=bench.watch)
 
     yield "as it is", run(given)
     fewer = bench.places.banded[::2] + bench.places.banded[1::4]
@@ -143,9 +142,7 @@ def _overloads(bench: Bench) -> Iterator[tuple[str, dict[str, Any]]]:
     yield "sizes doubled", run(replace(given, workload=doubled, jobs=jobs))
     yield "a tenant with giant prompts", run(replace(given, workload=with_giant(given.workload)))
     simulator = Storm(_documents(bench, given), given.workload, bench.service)
-    control = PoolControl(simulator, given.jobs)
-    control.start()
-    simulator.run(horizon_us(given))
+    control = simulate(simulator, given, watch=bench.watch)
     yield (
         f"clients try again ({simulator.retried:,} times)",
         report(simulator, control, objective_ms=options["objective_ms"]),
@@ -179,7 +176,7 @@ def capacity(options: Mapping[str, Any]) -> dict[str, Any]:
         floors["batch"] = min(floors["batch"], slots - floors["interactive"])
         places = replace(bench.places, slots=slots, floors=floors)
         document = _documents(bench, given, slot_bands=places.banded, isolation="dedicated")
-        return run_policy(document, given, bench.service, objective_ms=options["objective_ms"])
+        return run_policy(document, given, bench.service, objective_ms=options["objective_ms"], watch=bench.watch)
 
     def broken(result: Mapping[str, Any]) -> list[str]:
         found = [] if bench.meets(result) else ["interactive objective"]

@@ -2,45 +2,20 @@
 
 import json
 from argparse import ArgumentParser
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple
+from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.utils import timezone
 
 from controlplane.experiments.what_if import what_if
 from controlplane.fleet.models import Pool
-from controlplane.lab import batching, interference, replay, variants
 from controlplane.lab.arguments import read_changes, read_model
+from controlplane.lab.kinds import KINDS
 from controlplane.lab.traces import TraceError
 
 UNUSABLE = 2
-
-
-class Kind(NamedTuple):
-    """One question: its arguments, its answer, and the answer in words."""
-
-    help: str
-    add_arguments: Callable[[ArgumentParser], None]
-    ask: Callable[[Mapping[str, Any]], dict[str, Any]]
-    text: Callable[[Mapping[str, Any]], str]
-
-
-KINDS = {
-    "replay": Kind("traces and jobs through a policy, or through two side by side",
-                   replay.add_arguments, replay.replay, replay.text),
-    "batching": Kind("sizes and waits of batches of one-shot work, on a service-time curve",
-                     batching.add_arguments, batching.sweep, batching.text),
-    "interference": Kind("interactive alone, batch alone, both; and whether to buy",
-                         interference.add_arguments, interference.interference, interference.text),
-    "overload": Kind("the fleet smaller, requests larger, a giant tenant, clients that try again: who is hurt",
-                     variants.add_arguments, variants.overload, variants.text),
-    "designs": Kind("the three isolation designs and strict priority on one load",
-                    variants.add_arguments, variants.designs, variants.text),
-    "capacity": Kind("slots that a forecast needs, and what breaks first with fewer",
-                     variants.add_arguments, variants.capacity, variants.capacity_text),
-}  # fmt: skip
 
 
 class Command(BaseCommand):
