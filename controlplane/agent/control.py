@@ -449,7 +449,7 @@ class Control:
                 await asyncio.sleep(1.0)
                 return True
             lost = len(state.opened)
-            reporting.cut_last_report(spool, now_us, spends)
+            reporting.cut_last_report(spool, now_us, [*spends, *self.store.spent_after(spool.epoch)])
             if lost:
                 log.warning(
                     "epoch %d: %d requests were in flight when its process ended: closed as lost", spool.epoch, lost

@@ -9,6 +9,7 @@ from typing import Final
 
 from controlplane.agent.journal_entries import Moved
 from controlplane.agent.spool import KEEP_ACCEPTED_US, EpochSpool, epoch_directory, spooled_epochs
+from controlplane.wire.report import LeaseSpend
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +41,26 @@ class SpoolStore:
     def unsealed(self) -> list[EpochSpool]:
         """Old epochs of which something may still have to be sent, oldest first."""
         return [spool for _, spool in sorted(self.old.items()) if spool.state.sealed is None]
+
+    def next_to_send(self) -> EpochSpool | None:
+        """The old epoch to go on with: reports that were cut go first, then epochs are sealed, oldest first.
+
+        A process that said hello again spends leases of the epoch before under the next one. The seal of the one gives
+        back what is not known as spent, so what the other was still to tell comes before it.
+        """
+        unsealed = self.unsealed()
+        return next((spool for spool in unsealed if spool.state.reports), unsealed[0] if unsealed else None)
+
+    def spent_after(self, epoch: int) -> list[LeaseSpend]:
+        """Totals of leases that journals of later epochs have and no report of theirs tells.
+
+        Their processes are gone: nothing is reserved any more.
+        """
+        totals: dict[int, int] = {}
+        for later, spool in self.old.items():
+            for lease_id, nanos in spool.state.spent.items() if later > epoch else ():
+                totals[lease_id] = max(nanos, totals.get(lease_id, 0))
+        return [LeaseSpend(lease_id, nanos, 0) for lease_id, nanos in totals.items()]
 
     def begin(self, epoch: int, now_us: int) -> EpochSpool:
         """The spool of a new epoch; requests still open under the one before go on in it."""
