@@ -7,7 +7,7 @@ or OpenMetrics 2.0, whose histograms are native too.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
@@ -123,68 +123,89 @@ def _class_names(engine: Engine) -> dict[int, str]:
     return {entry.policy.id: slug for slug, entry in engine.registry.classes.items()}
 
 
-def _latencies(engine: Engine, *, native: bool) -> Iterator[Metric]:
-    names = _class_names(engine)
-    # A class that is gone keeps its number as its name, so that no series of another one jumps.
-    by_class = {names.get(id_, f"class-{id_}"): totals for id_, totals in engine.latencies.by_class().items()}
+class Times(NamedTuple):
+    """A histogram by class: its family, the edges of its buckets in seconds, and which total it shows."""
 
-    def histogram(name: str, text: str, edges_s: tuple[float, ...], of: Callable[[ClassTotals], Total]) -> Metric:
-        return family(name, text, edges_s, {slug: of(totals) for slug, totals in by_class.items()}, native=native)
+    name: str
+    text: str
+    edges_s: tuple[float, ...]
+    of: Callable[[ClassTotals], Total]
 
-    yield histogram(
+
+def histogram(name: str, text: str, edges_s: tuple[float, ...], of: Callable[[ClassTotals], Total]) -> Times:
+    """A histogram family, made of the totals of each class when it is asked for."""
+    return Times(name, text, edges_s, of)
+
+
+_TIMES: Final = (
+    histogram(
         "gen_ai_server_request_duration_seconds",
         "From a request's last byte in to its answer's last byte out.",
         REQUEST_EDGES_S,
         lambda totals: totals.e2e,
-    )
-    yield histogram(
+    ),
+    histogram(
         "gen_ai_server_time_to_first_token_seconds",
         "From a request's last byte in to the first token handed out; streamed requests only.",
         TTFT_EDGES_S,
         lambda totals: totals.ttft,
-    )
-    yield histogram(
+    ),
+    histogram(
         "gen_ai_server_time_per_output_token_seconds",
         "Mean time per output token after the first one of a request; streamed requests only.",
         TOKEN_EDGES_S,
         lambda totals: totals.tpot,
-    )
-    yield histogram(
+    ),
+    histogram(
         "flexband_request_admission_time_seconds",
         "Time that the decision took, with waiting for a lease.",
         STAGE_EDGES_S,
         lambda totals: totals.admission,
-    )
-    yield histogram(
+    ),
+    histogram(
         "flexband_request_queue_time_seconds",
         "Time in the queue.",
         STAGE_EDGES_S,
         lambda totals: totals.queue,
-    )
-    yield histogram(
+    ),
+    histogram(
         "flexband_request_batch_wait_time_seconds",
         "Time on a slot until the request's batch closed; one-shot requests that were gathered.",
         STAGE_EDGES_S,
         lambda totals: totals.batch_wait,
-    )
-    yield histogram(
+    ),
+    histogram(
         "flexband_request_inference_time_seconds",
         "Time at the backend, prefill and decode.",
         REQUEST_EDGES_S,
         lambda totals: totals.inference,
-    )
-    yield histogram(
+    ),
+    histogram(
         "flexband_request_prefill_time_seconds",
         "Time from prefill's start to the first token; streamed requests only.",
         STAGE_EDGES_S,
         lambda totals: totals.prefill,
-    )
-    yield histogram(
+    ),
+    histogram(
         "flexband_request_decode_time_seconds",
         "Time from the first token to the last; streamed requests only.",
         REQUEST_EDGES_S,
         lambda totals: totals.decode,
-    )
+    ),
+)
+
+
+def _latencies(engine: Engine, *, native: bool) -> Iterator[Metric]:
+    names = _class_names(engine)
+    # A class that is gone keeps its number as its name, so that no series of another one jumps.
+    by_class = {names.get(id_, f"class-{id_}"): totals for id_, totals in engine.latencies.by_class().items()}
+    for times in _TIMES:
+        totals = {slug: times.of(totals) for slug, totals in by_class.items()}
+        yield family(times.name, times.text, times.edges_s, totals, native=native)
+    yield from _tokens(by_class)
+
+
+def _tokens(by_class: Mapping[str, ClassTotals]) -> Iterator[Metric]:
     yield counter(
         "flexband_prompt_tokens_total",
         "Prompt tokens of ended requests, cached ones among them.",
