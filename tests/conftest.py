@@ -12,7 +12,15 @@ from tests import factories
 # People of the tests sign in by the thousand; how strongly passwords are hashed is the settings' own test.
 settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 
-APPEND_ONLY = ("audit_auditentry", "ledger_ledgerevent", "ledger_transfer", "ledger_periodexport", "flex_decision")
+APPEND_ONLY = (
+    "audit_auditentry",
+    "ledger_ledgerevent",
+    "ledger_transfer",
+    "ledger_periodexport",
+    "flex_decision",
+    "experiments_inputfile",
+    "experiments_experimentresult",
+)
 _sql_flush = DatabaseOperations.sql_flush
 
 

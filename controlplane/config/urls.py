@@ -6,7 +6,7 @@ from django.urls import include, path
 
 APPS = (
     "audit", "web", "tenants", "alerts", "fleet", "contracts", "budgets", "jobs", "usage", "ledger", "policy", "flex",
-    "live",
+    "live", "experiments",
 )  # fmt: skip
 
 

@@ -70,6 +70,8 @@ PERMISSIONS: dict[str, frozenset[Role]] = {
     "slo.read": EVERYONE,
     "audit.read": STAFF,
     "settings.read": STAFF,
+    "lab.read": STAFF,
+    "lab.run": MONEY | RESPONDERS,
 }
 
 

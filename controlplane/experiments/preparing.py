@@ -1,0 +1,273 @@
+"""From what a form or REST asked to what the lab takes: arguments and files that hold everything the answer needs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from itertools import islice
+from pathlib import Path
+from random import Random
+from typing import Any, Final
+
+import msgspec
+from django.core.exceptions import ValidationError
+
+from controlplane.core.period import from_us, to_us
+from controlplane.core.slots import ClassKind
+from controlplane.experiments.recorded import NothingRecorded, Recorded, policy_in_force, recorded
+from controlplane.fleet.models import Pool
+from controlplane.lab import synthetic
+from controlplane.lab.kinds import parse
+from controlplane.lab.load_file import KeptLoad, load_as_bytes
+from controlplane.lab.service import Constants
+from controlplane.lab.traces import TraceError, TraceRequest, read_trace
+from controlplane.policy.compile import compile_configuration
+from controlplane.wire.policy import PolicyDocument
+
+TRACE, JOB, LOAD, CURRENT, DRAFT = "trace.jsonl", "job.jsonl", "load.bin", "current.json", "draft.json"
+ROWS_MAX: Final = {
+    "interference": 20_000, "designs": 20_000, "capacity": 20_000, "overload": 50_000, "replay": 100_000,
+}  # fmt: skip
+"""Requests and items of one experiment, by how often its kind runs them."""
+EPOCH_US: Final = 1_798_761_600_000_000
+"""Where traces without dates begin: 1 January 2027."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What a question is made of. `source` is told on pages; `pool` and `draft_digest` are empty where it has none."""
+
+    arguments: list[str]
+    files: dict[str, bytes] = field(default_factory=dict)
+    source: str = ""
+    pool: str = ""
+    draft_digest: str = ""
+
+
+@dataclass(slots=True)
+class _Traffic:
+    requests: list[TraceRequest]
+    items: list[TraceRequest]
+    source: str
+    service: Constants | None = None
+    raw: bytes | None = None
+
+
+def prepare(kind: str, values: Mapping[str, Any], now: datetime, upload: bytes | None = None) -> Prepared:
+    """`values` are the cleaned ones of the kind's form. Raises ValidationError, by field where one is to blame."""
+    if kind == "batching":
+        return Prepared(_batching(values), source="Poisson arrivals")
+    if kind == "effect":
+        return prepare_effect(values, now)
+    traffic = _traffic(values, upload)
+    rows = len(traffic.requests) + len(traffic.items)
+    if rows > ROWS_MAX[kind]:
+        raise ValidationError(
+            {"minutes": f"That is {rows:,} requests and items; this kind takes {ROWS_MAX[kind]:,}. Choose a shorter time."}
+        )  # fmt: skip
+    files = {TRACE: traffic.raw if traffic.raw is not None else _lines(traffic.requests)}
+    arguments = _fleet(kind, values, traffic)
+    if traffic.items:
+        files[JOB] = _lines(traffic.items)
+        deadline_h = values.get("deadline_h")
+        arguments.append(f"--job={JOB}" + ("" if deadline_h is None else f":deadline_h={deadline_h:g}"))
+    arguments.append(f"--trace={TRACE}")
+    return Prepared(arguments, files, traffic.source, values.get("pool") or "")
+
+
+def _batching(values: Mapping[str, Any]) -> list[str]:
+    names = ("requests", "rate", "seed", "fixed_ms", "per_input_ms", "workers", "slow", "burst")
+    return [f"--{name.replace('_', '-')}={values[name]:g}" if isinstance(values[name], float)
+            else f"--{name.replace('_', '-')}={values[name]}" for name in names]  # fmt: skip
+
+
+def _fleet(kind: str, values: Mapping[str, Any], traffic: _Traffic) -> list[str]:
+    found = [
+        f"--slots={values['slots']}", f"--per-slot={values['per_slot']}", f"--kv-tokens={values['kv_tokens']}",
+        f"--floor=interactive={values['floor_interactive']}", f"--floor=batch={values['floor_batch']}",
+        f"--objective-ms={values['objective_ms']:g}", f"--seed={values['seed']}", f"--tenants={values['tenants']}",
+        *_service(values, traffic.service),
+    ]  # fmt: skip
+    if kind == "replay":
+        found.append(f"--policy={values['policy']}")
+        if values.get("against"):
+            found.append(f"--against={values['against']}")
+        if values.get("safe_rate"):
+            found.append(f"--safe-rate={values['safe_rate']}")
+        found += [f"--propose={line.strip()}" for line in (values.get("propose") or "").splitlines() if line.strip()]
+    else:
+        found += [
+            f"--target={values['target_percent'] / 100:g}", f"--quality-bound={values['quality_percent'] / 100:g}",
+            f"--forecast={values['forecast']:g}",
+        ]  # fmt: skip
+    return found
+
+
+def _service(values: Mapping[str, Any], fitted: Constants | None) -> list[str]:
+    model = values["service_model"]
+    if model in ("h100", "a100"):
+        return [f"--curve={model}"]
+    if model == "fitted":
+        if fitted is None:
+            raise ValidationError(
+                {"service_model": "Only recorded usage can be fitted. Choose a curve or enter constants."}
+            )
+        return [f"--service={fitted.described()}"]
+    return [f"--service=base_ms={values['base_ms']:g},prompt_us={values['prompt_us']},output_us={values['output_us']}"]
+
+
+# ---- traffic ----
+
+
+def _traffic(values: Mapping[str, Any], upload: bytes | None) -> _Traffic:
+    source = values["source"]
+    if source == "usage":
+        found = _usage(values)
+    elif source == "file":
+        found = _uploaded(values, upload)
+    else:
+        found = _synthetic(values)
+    if values.get("batch_items"):
+        rng = Random(values["seed"] + 1)  # noqa: S311  a simulation
+        drawn = synthetic.requests(
+            rate_per_s=1_000.0, variation=1.0, prompt=synthetic.CONVERSATION_PROMPT,
+            output=synthetic.CONVERSATION_OUTPUT, rng=rng, prompt_max=32_000,
+        )  # fmt: skip
+        found.items.extend(islice(drawn, values["batch_items"]))
+        found.source += f", and a job of {values['batch_items']:,} conversations"
+    return found
+
+
+def _synthetic(values: Mapping[str, Any]) -> _Traffic:
+    code = values["source"] == "code"
+    per_s, end_us = values["rate_per_s"], round(values["minutes"] * 60e6)
+    drawn = synthetic.requests(
+        rate_per_s=per_s, variation=1.5, prompt=synthetic.CODE_PROMPT if code else synthetic.CONVERSATION_PROMPT,
+        output=synthetic.CODE_OUTPUT if code else synthetic.CONVERSATION_OUTPUT, rng=Random(values["seed"]),  # noqa: S311
+        prompt_max=32_000,
+    )  # fmt: skip
+    most = max(ROWS_MAX.values()) + 1
+    requests = []
+    for request in islice(drawn, most):
+        if request.at_us >= end_us:
+            break
+        requests.append(request)
+    if not requests:
+        raise ValidationError({"rate_per_s": "No request arrives in that time: raise the rate or the time."})
+    what = "code completion" if code else "conversations"
+    return _Traffic(requests, [], f"synthetic {what}, {per_s:g}/s for {values['minutes']:g} min, seed {values['seed']}")
+
+
+def _uploaded(values: Mapping[str, Any], upload: bytes | None) -> _Traffic:
+    if upload is None:
+        raise ValidationError({"file": "Choose a trace file."})
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / TRACE
+        path.write_bytes(upload)
+        try:
+            trace = read_trace(path)
+        except (TraceError, ValueError) as error:
+            raise ValidationError({"file": f"{error}."}) from None
+    left = f", {len(trace.refused):,} lines left out" if trace.refused else ""
+    source = f"file {values.get('file_name') or 'of a trace'} ({trace.format}), {len(trace.requests):,} requests{left}"
+    return _Traffic(list(trace.requests), [], source[:300], raw=upload)
+
+
+def _usage(values: Mapping[str, Any]) -> _Traffic:
+    pool, since, until = pool_and_window(values)
+    document, found = _recorded(pool, since, until)
+    batch = {klass.slug for klass in document.classes if klass.kind == ClassKind.BATCH}
+    work = found.load.workload
+    requests, items = [], []
+    for at, at_us in enumerate(work.at_us):
+        row = TraceRequest(
+            at_us, work.prompt[at], work.output[at], min(found.cached[at], work.prompt[at]),
+            tenant=work.tenants[work.tenant_of[at]],
+        )  # fmt: skip
+        (items if work.classes[work.class_of[at]] in batch else requests).append(row)
+    for job in found.load.jobs:
+        items += [TraceRequest(0, *pair) for pair in zip(job.prompts, job.outputs, strict=True)]
+    if not requests:
+        raise ValidationError({"until": "Nothing interactive was served in that time: choose another window."})
+    return _Traffic(requests, items, window_text(pool, since, until), service=_constants(found))
+
+
+def _constants(found: Recorded) -> Constants | None:
+    return found.service if isinstance(found.service, Constants) else None
+
+
+def pool_and_window(values: Mapping[str, Any]) -> tuple[Pool, datetime, datetime]:
+    """The pool and [since, until) of a form. Raises ValidationError for a pool that is not there."""
+    pool = Pool.objects.filter(slug=values.get("pool") or "", archived_at__isnull=True).first()
+    if pool is None:
+        raise ValidationError({"pool": "Choose a pool."})
+    until = datetime.fromisoformat(values["until"])
+    return pool, until - timedelta(minutes=values["minutes"]), until
+
+
+def window_text(pool: Pool, since: datetime, until: datetime) -> str:
+    return f"usage of {pool.slug}, {since:%Y-%m-%d %H:%M:%S} to {until:%Y-%m-%d %H:%M:%S} UTC"
+
+
+def _recorded(pool: Pool, since: datetime, until: datetime) -> tuple[PolicyDocument, Recorded]:
+    try:
+        document = policy_in_force(pool)
+        return document, recorded(pool, document, since, until)
+    except NothingRecorded as error:
+        raise ValidationError({"until": f"{str(error)[:1].upper()}{str(error)[1:]}."}) from None
+
+
+def _lines(requests: Iterable[TraceRequest]) -> bytes:
+    """Our own form of a trace."""
+    rows = []
+    for request in requests:
+        row: dict[str, Any] = {
+            "at": from_us(EPOCH_US + request.at_us).isoformat(), "prompt_tokens": request.prompt_tokens,
+            "output_tokens": request.output_tokens,
+        }  # fmt: skip
+        if request.tenant:
+            row["tenant"] = request.tenant
+        rows.append(json.dumps(row, separators=(",", ":")))
+    return ("\n".join(rows) + "\n").encode()
+
+
+# ---- the effect of a draft ----
+
+
+def prepare_effect(values: Mapping[str, Any], now: datetime) -> Prepared:
+    """What is saved now, as a push would send it, against what is in force."""
+    pool, since, until = pool_and_window(values)
+    configuration = compile_configuration(now)
+    document, found = _recorded(pool, since, until)
+    draft = configuration.pools.get(pool.slug)
+    if draft is None:
+        raise ValidationError({"pool": "The draft has no such pool."})
+    kept = KeptLoad(found.load, to_us(since), found.cached)
+    arguments = [
+        f"--load={LOAD}", f"--current={CURRENT}", f"--draft={DRAFT}", f"--seed={values['seed']}",
+        f"--rows-max={values['rows_max']}", f"--objective-ms={values['objective_ms']:g}",
+    ]  # fmt: skip
+    if isinstance(found.service, Constants):
+        arguments.append(f"--service={found.service.described()}")
+    files = {
+        LOAD: load_as_bytes(kept), CURRENT: msgspec.json.encode(document), DRAFT: msgspec.json.encode(draft),
+    }  # fmt: skip
+    unknown = f"; {found.unknown:,} records of tenants or classes that it no longer has" if found.unknown else ""
+    source = window_text(pool, since, until) + unknown
+    return Prepared(arguments, files, source[:300], pool.slug, configuration.digest)
+
+
+def checked(kind: str, prepared: Prepared) -> None:
+    """The lab's own reading of the arguments. Raises ValidationError with its words."""
+    try:
+        parse(kind, prepared.arguments)
+    except ValueError as error:
+        raise ValidationError(f"{error}.") from None
+
+
+def digest_of(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
