@@ -202,6 +202,7 @@ CELERY_BEAT_SCHEDULE = {
 }
 
 # Signing keys: private halves are files that only worker and controller can read; rows hold the public halves.
+    "sweep-experiments": {"task": "experiments.sweep", "schedule": 10.0},
 SIGNING_KEY_DIR = Path(env.str("FLEXBAND_SIGNING_KEYS", default=str(VAR_DIR / "signing-keys")))
 POLICY_ACCEPT_S = env.int("FLEXBAND_POLICY_ACCEPT_S", default=7 * 86_400)
 SPOOL_AGE_LIMIT_S = 14 * 86_400
