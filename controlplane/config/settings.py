@@ -5,6 +5,7 @@ from pathlib import Path
 
 import environ
 
+from controlplane.access.provider_file import read_providers
 from controlplane.web import csp, outbound
 
 BASE_DIR = Path(__file__).resolve().parent.parent.parent
@@ -38,6 +39,7 @@ SECURE_REFERRER_POLICY = "same-origin"
 SECURE_REDIRECT_EXEMPT = [r"^healthz$", r"^readyz$"]
 if env.bool("FLEXBAND_BEHIND_TLS_PROXY", default=False):
     SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https")
+SESSION_ENGINE = "controlplane.access.session_store"
 SESSION_COOKIE_SECURE = not INSECURE_LOOPBACK
 SESSION_COOKIE_HTTPONLY = True
 SESSION_COOKIE_SAMESITE = "Lax"
@@ -64,9 +66,14 @@ INSTALLED_APPS = [
     "drf_spectacular_sidecar",
     "django_htmx",
     "csp",
+    "allauth",
+    "allauth.account",
+    "allauth.mfa",
+    "allauth.socialaccount",
     "controlplane.audit",
     "controlplane.web",
     "controlplane.tenants",
+    "controlplane.access",
     "controlplane.alerts",
     "controlplane.fleet",
     "controlplane.usage",
@@ -93,7 +100,9 @@ MIDDLEWARE = [
     "django.middleware.common.CommonMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "controlplane.access.middleware.LastUseMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
+    "allauth.account.middleware.AccountMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
     "django_htmx.middleware.HtmxMiddleware",
 ]
@@ -193,6 +202,7 @@ CELERY_BEAT_SCHEDULE = {
     "settle-closed-months": {"task": "ledger.settle_closed", "schedule": 600.0},
     "fold-balances": {"task": "ledger.fold_balances", "schedule": 60.0},
     "sweep-exports": {"task": "ledger.sweep_exports", "schedule": 60.0},
+    "sweep-experiments": {"task": "experiments.sweep", "schedule": 10.0},
     "sweep-rollouts": {"task": "policy.sweep", "schedule": 5.0},
     "sweep-leases": {"task": "budgets.sweep", "schedule": 30.0},
     "sweep-jobs": {"task": "jobs.sweep", "schedule": 5.0},
@@ -202,7 +212,6 @@ CELERY_BEAT_SCHEDULE = {
 }
 
 # Signing keys: private halves are files that only worker and controller can read; rows hold the public halves.
-    "sweep-experiments": {"task": "experiments.sweep", "schedule": 10.0},
 SIGNING_KEY_DIR = Path(env.str("FLEXBAND_SIGNING_KEYS", default=str(VAR_DIR / "signing-keys")))
 POLICY_ACCEPT_S = env.int("FLEXBAND_POLICY_ACCEPT_S", default=7 * 86_400)
 SPOOL_AGE_LIMIT_S = 14 * 86_400
@@ -245,8 +254,28 @@ AUTH_PASSWORD_VALIDATORS = [
     {"NAME": "django.contrib.auth.password_validation.CommonPasswordValidator"},
 ]
 LOGIN_URL = "login"
-LOGIN_REDIRECT_URL = "home"
+LOGIN_REDIRECT_URL = "start"
 LOGOUT_REDIRECT_URL = "login"
+
+# Second factors and OpenID sign-in are django-allauth's, behind our own pages; nobody signs up.
+ACCOUNT_ADAPTER = "controlplane.access.adapters.AccountAdapter"
+ACCOUNT_EMAIL_VERIFICATION = "none"
+ACCOUNT_LOGIN_METHODS = {"username"}
+ACCOUNT_SIGNUP_FIELDS = ["username*", "password1*"]
+ACCOUNT_REAUTHENTICATION_TIMEOUT = 300
+ACCOUNT_LOGIN_TIMEOUT = 600
+MFA_ADAPTER = "controlplane.access.adapters.FactorAdapter"
+MFA_SUPPORTED_TYPES = ["totp", "webauthn", "recovery_codes"]
+MFA_PASSKEY_LOGIN_ENABLED = True
+MFA_RECOVERY_CODES_SHOW_ONCE = True
+MFA_RECOVERY_CODE_DIGITS = 10
+MFA_TOTP_TOLERANCE = 1
+MFA_ALLOW_UNVERIFIED_EMAIL = True
+SOCIALACCOUNT_ADAPTER = "controlplane.access.adapters.OpenIdAdapter"
+# Roles that must sign in with a second factor, such as admin,finance.
+SECOND_FACTOR_ROLES = frozenset(env.list("FLEXBAND_SECOND_FACTOR_ROLES", default=[]))
+SECOND_FACTOR_PAGE = "account"
+OPENID_PROVIDERS = read_providers(env.str("FLEXBAND_OIDC_PROVIDERS", default=""))
 
 LANGUAGE_CODE = "en-gb"
 USE_I18N = False
@@ -260,7 +289,10 @@ WHITENOISE_USE_FINDERS = True
 WHITENOISE_AUTOREFRESH = DEBUG
 
 REST_FRAMEWORK = {
-    "DEFAULT_AUTHENTICATION_CLASSES": ["rest_framework.authentication.SessionAuthentication"],
+    "DEFAULT_AUTHENTICATION_CLASSES": [
+        "controlplane.access.authentication.TokenAuthentication",
+        "rest_framework.authentication.SessionAuthentication",
+    ],
     "DEFAULT_PERMISSION_CLASSES": ["controlplane.tenants.access.RolePermission"],
     "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
     "DEFAULT_PARSER_CLASSES": ["controlplane.web.parsers.BoundedJSONParser"],

@@ -18,6 +18,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
+from controlplane.access.authentication import TokenAuthentication
 from controlplane.audit.actors import Actor, actor_of
 from controlplane.core.batch_items import ItemState
 from controlplane.core.job_admission import IfLate
@@ -252,7 +253,7 @@ class JobViewSet(ListModelMixin, VersionedViewSet):
 
     read_permission = "job.read"
     write_permission = "job.write"
-    authentication_classes = (KeyAuthentication, SessionAuthentication)
+    authentication_classes = (TokenAuthentication, KeyAuthentication, SessionAuthentication)
     permission_classes = (JobPermission,)
     http_method_names = ["get", "post", "head", "options"]
     serializer_class = JobSerializer

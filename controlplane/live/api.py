@@ -14,6 +14,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
+from controlplane.access.authentication import TokenAuthentication
 from controlplane.contracts.models import Contract
 from controlplane.contracts.queries import visible_contracts
 from controlplane.core.period import from_us
@@ -73,7 +74,7 @@ class NotKnown(APIException):
 class RequestExplanation(APIView):
     """One request: how it ended, or why it was refused; where no explanation was kept, what its minute counted."""
 
-    authentication_classes = (KeyAuthentication, SessionAuthentication)
+    authentication_classes = (TokenAuthentication, KeyAuthentication, SessionAuthentication)
     read_permission = "request.read"
 
     @extend_schema(

@@ -20,7 +20,7 @@ from django.contrib.auth.models import AnonymousUser
 from django.http import HttpRequest
 
 from controlplane.live.hub import Hub, Viewer, hub_of_process
-from controlplane.tenants.access import member_of
+from controlplane.tenants.access import lacks_second_factor, member_of
 from controlplane.tenants.roles import Role, allows
 
 REVOKED = 4001
@@ -153,6 +153,6 @@ class LiveConsumer(AsyncWebsocketConsumer):
         if isinstance(user, AnonymousUser) or not user.is_active:
             return None
         member = member_of(user)
-        if member is None:
+        if member is None or lacks_second_factor(member.role, request.session):
             return None
         return member.role, member.tenant.slug if member.tenant is not None else None

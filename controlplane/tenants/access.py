@@ -1,13 +1,15 @@
 """How a route says what it needs: `@requires("tenant.write")`, `@public`, and DRF's `RolePermission`."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from django.conf import settings
 from django.contrib.auth.models import AnonymousUser, User
 from django.contrib.auth.views import redirect_to_login
 from django.core.exceptions import ObjectDoesNotExist, PermissionDenied
 from django.http import HttpRequest, HttpResponseBase
+from django.shortcuts import redirect
 from rest_framework.permissions import BasePermission
 
 from controlplane.tenants.models import Member
@@ -36,13 +38,23 @@ def role_of(user: User | AnonymousUser) -> str | None:
 
 
 def may(user: User | AnonymousUser, permission: str) -> bool:
-    return allows(role_of(user), permission)
+    """What the role allows; through a personal token within `token_permissions`, which its authentication sets."""
+    within: frozenset[str] | None = getattr(user, "token_permissions", None)
+    return allows(role_of(user), permission) and (within is None or permission in within)
 
 
-def requires(permission: str, *, write: str | None = None) -> Callable[[View], View]:
+def lacks_second_factor(role: str | None, session: Mapping[str, Any]) -> bool:
+    """True for a session without a second factor where the installation asks the role for one."""
+    return role in settings.SECOND_FACTOR_ROLES and not session.get("second_factor")
+
+
+def requires(
+    permission: str, *, write: str | None = None, before_second_factor: bool = False
+) -> Callable[[View], View]:
     """Guards a page: `permission` to see it and, where given, `write` for any method but GET and HEAD.
 
-    Nobody signed in is sent to sign in; a role that lacks the permission gets 403.
+    Nobody signed in is sent to sign in; a role that lacks the permission gets 403. Who still needs a second factor is
+    sent to set one up, but for the pages that this takes (`before_second_factor`).
     """
 
     def decorate(view: View) -> View:
@@ -53,6 +65,8 @@ def requires(permission: str, *, write: str | None = None) -> Callable[[View], V
             needed = permission if request.method in ("GET", "HEAD") else (write or permission)
             if not may(request.user, needed):
                 raise PermissionDenied(f"Your role does not include {needed}.")
+            if not before_second_factor and lacks_second_factor(role_of(request.user), request.session):
+                return redirect(settings.SECOND_FACTOR_PAGE)
             return view(request, *args, **kwargs)
 
         guarded.permission = permission  # type: ignore[attr-defined]
@@ -71,7 +85,12 @@ def public(view: View) -> View:
 class RolePermission(BasePermission):
     """A DRF view names `read_permission` and, if it writes, `write_permission`; `action_permissions` overrides both."""
 
+    message = "Your role does not include this, or your token leaves it out, or a second factor is asked of your role."
+
     def has_permission(self, request: "Request", view: "APIView") -> bool:
+        by_session = getattr(request.user, "token_permissions", None) is None
+        if by_session and lacks_second_factor(role_of(request.user), request.session):
+            return False
         return may(request.user, permission_of(view, request.method or "GET"))
 
 

@@ -32,7 +32,7 @@ def create_member(
     username = username.strip()
     user = User(username=username, first_name=full_name.strip()[:150], email=email.strip())
     with transaction.atomic():
-        errors = _role_errors(role, tenant_id)
+        errors = role_errors(role, tenant_id)
         if not username:
             errors["username"] = "Give a name to sign in with."
         elif get_user_model().objects.filter(username__iexact=username).exists():
@@ -57,7 +57,7 @@ def edit_member(
     """Changes role and tenant, from the person's next request on. Refused for the last administrator."""
     with transaction.atomic():
         member = _locked(member_id, version)
-        if errors := _role_errors(role, tenant_id):
+        if errors := role_errors(role, tenant_id):
             raise ValidationError(errors)
         if member.role == Role.ADMIN and role != Role.ADMIN:
             _keep_an_admin(member)
@@ -114,7 +114,7 @@ def _locked(member_id: int, version: int | None) -> Member:
     return member
 
 
-def _role_errors(role: str, tenant_id: int | None) -> dict[str, str]:
+def role_errors(role: str, tenant_id: int | None) -> dict[str, str]:
     if role not in set(Role):
         return {"role": "Choose one of the roles."}
     if role == Role.TENANT and tenant_id is None:

@@ -14,7 +14,7 @@ import ssl
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from urllib.parse import SplitResult, urlsplit
 
 URL_CHARS_MAX = 500
@@ -34,11 +34,12 @@ class Unreachable(OSError):
 
 @dataclass(frozen=True)
 class Answer:
-    """Status and the beginning of the body, at most ANSWER_BYTES_MAX bytes."""
+    """Status, headers by lower-case name, and the beginning of the body."""
 
     status: int
     body: bytes
     took_us: int
+    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 def checked_url(url: str) -> SplitResult:
@@ -160,9 +161,17 @@ def post(
     url: str, body: bytes, headers: Mapping[str, str], *, allowed: Sequence[Network], timeout_s: float = 10.0,
     tls: ssl.SSLContext | None = None,
 ) -> Answer:  # fmt: skip
-    """POSTs `body` and reads the answer within `timeout_s` in all. A redirect is an answer like any other.
+    """POSTs `body` and reads the beginning of the answer; see `call`."""
+    return call("POST", url, body, headers, allowed=allowed, timeout_s=timeout_s, tls=tls)
 
-    Raises Refused and Unreachable.
+
+def call(
+    method: str, url: str, body: bytes, headers: Mapping[str, str], *, allowed: Sequence[Network],
+    timeout_s: float = 10.0, tls: ssl.SSLContext | None = None, body_bytes_max: int = ANSWER_BYTES_MAX,
+) -> Answer:  # fmt: skip
+    """Sends `body` and reads the answer within `timeout_s` in all. A redirect is an answer like any other.
+
+    Of the body at most `body_bytes_max` bytes are read. Raises Refused and Unreachable.
     """
     parts = checked_url(url)
     host, secure = parts.hostname or "", parts.scheme == "https"
@@ -178,9 +187,9 @@ def post(
     watchdog.start()
     try:
         path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-        connection.request("POST", path, body=body, headers=dict(headers))
+        connection.request(method, path, body=body, headers=dict(headers))
         answer = connection.getresponse()
-        found = answer.read(ANSWER_BYTES_MAX)
+        found = answer.read(body_bytes_max)
     except (OSError, http.client.HTTPException) as error:
         if time.monotonic() - began_s >= timeout_s:
             raise Unreachable(f"no answer within {timeout_s:g} s") from error
@@ -188,7 +197,8 @@ def post(
     finally:
         watchdog.cancel()
         connection.close()
-    return Answer(answer.status, found, int((time.monotonic() - began_s) * 1_000_000))
+    told = {name.lower(): value for name, value in answer.getheaders()}
+    return Answer(answer.status, found, int((time.monotonic() - began_s) * 1_000_000), told)
 
 
 def _said(error: Exception) -> str:

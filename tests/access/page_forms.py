@@ -13,7 +13,7 @@ from django.urls import Resolver404, resolve
 
 TOKEN = "csrfmiddlewaretoken"
 #: What changes by looking: sessions of whoever looks.
-NOT_DATA = ("django_session",)
+NOT_DATA = ("access_session",)
 #: What a person would write where a form has nothing yet.
 WRITES = {"reason": "because it is so", "email": "new@example.com", "number": "1", "date": "2026-10-01", "url": ""}
 

@@ -9,11 +9,11 @@ from datetime import UTC, datetime, timedelta
 import pytest
 import uvicorn
 from django.contrib.auth.models import User
-from django.contrib.sessions.models import Session
 from django.db import connection, connections
 from django.test import Client
 from playwright.sync_api import sync_playwright
 
+from controlplane.access.models import Session
 from controlplane.config.asgi import application
 from controlplane.embedded.ports import free_port
 from controlplane.fleet.models import AgentLive

@@ -9,9 +9,9 @@ from asgiref.sync import sync_to_async
 from channels.testing import WebsocketCommunicator
 from django.conf import settings
 from django.contrib.auth.models import User
-from django.contrib.sessions.models import Session
 from django.test import Client
 
+from controlplane.access.models import Session
 from controlplane.config.asgi import application
 from controlplane.live.consumers import MESSAGES_PER_10_S, REVOKED, TOO_MUCH, may_subscribe
 from controlplane.live.frames import Publisher, connect

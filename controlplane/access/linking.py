@@ -1,0 +1,86 @@
+"""Who it is that an OpenID provider sends: a member by link or verified e-mail, somebody invited, or nobody."""
+
+from datetime import datetime
+from typing import Any
+
+from allauth.socialaccount.models import SocialAccount
+from django.conf import settings
+from django.contrib.auth import get_user_model
+from django.contrib.auth.models import User
+from django.db import transaction
+from django.utils import timezone
+
+from controlplane.access.invitation_actions import admit
+from controlplane.access.models import Invitation
+from controlplane.access.queries import open_invitations
+from controlplane.audit.actions import record
+from controlplane.audit.actors import Actor
+from controlplane.tenants.access import role_of
+
+
+class NotAdmitted(Exception):
+    """Nobody is signed in; the message says why and what to do."""
+
+
+def person_behind(sociallogin: Any, request_id: str = "") -> User:
+    """The member for a provider's answer; links, accepts an invitation or creates where that is allowed.
+
+    Raises NotAdmitted.
+    """
+    now, account = timezone.now(), sociallogin.account
+    if account.pk:
+        return _member(account.user)
+    verified = [one.email for one in sociallogin.email_addresses if one.verified]
+    if not verified:
+        raise NotAdmitted("The provider does not vouch for your e-mail address, so nobody here can be found by it.")
+    with transaction.atomic():
+        user = _by_email(verified[0]) or _invited(verified[0], now, request_id) or _new(sociallogin, now, request_id)
+        if user is None:
+            raise NotAdmitted(
+                f"No member has the e-mail address {verified[0]}. Ask an administrator to invite you under it."
+            )
+        _link(account, user, now, request_id)
+    return user
+
+
+def _member(user: User) -> User:
+    if not user.is_active or role_of(user) is None:
+        raise NotAdmitted("You are no longer a member here. Ask an administrator.")
+    return user
+
+
+def _by_email(email: str) -> User | None:
+    found = list(get_user_model().objects.filter(email__iexact=email, is_active=True, member__isnull=False)[:2])
+    if len(found) > 1:
+        raise NotAdmitted(f"Several members have the e-mail address {email}. Ask an administrator to tell them apart.")
+    return found[0] if found else None
+
+
+def _invited(email: str, now: datetime, request_id: str) -> User | None:
+    found = open_invitations(now).filter(email__iexact=email).order_by("-created_at").first()
+    if found is None:
+        return None
+    invitation = Invitation.objects.select_for_update().get(pk=found.pk)
+    return admit(invitation=invitation, username=email, password=None, now=now, request_id=request_id).user
+
+
+def _new(sociallogin: Any, now: datetime, request_id: str) -> User | None:
+    """A member nobody named: only where the provider's entry gives a role for them."""
+    provider = next((one for one in settings.OPENID_PROVIDERS if one.id == sociallogin.account.provider), None)
+    if provider is None or not provider.new_members:
+        return None
+    email = next(one.email for one in sociallogin.email_addresses if one.verified)
+    invitation = Invitation(
+        email=email, full_name=sociallogin.account.extra_data.get("name", "")[:150], role=provider.new_members,
+        created_by=f"provider {provider.id}",
+    )  # fmt: skip
+    return admit(invitation=invitation, username=email, password=None, now=now, request_id=request_id).user
+
+
+def _link(account: SocialAccount, user: User, now: datetime, request_id: str) -> None:
+    account.user = user
+    account.save()
+    record(
+        actor=Actor(user.pk, user.username, role_of(user) or "", request_id), action="member.link", noun="member",
+        object_id=user.username, after={"provider": account.provider, "subject": account.uid}, now=now,
+    )  # fmt: skip
