@@ -30,7 +30,7 @@ class CostRowSerializer(serializers.Serializer):
     day = serializers.DateField()
     pool = serializers.CharField()
     tenant = serializers.CharField()
-    class_slug = serializers.CharField(source="class_", allow_blank=True)
+    workload_class = serializers.CharField(source="class_", allow_blank=True)
     line = serializers.CharField()
     slot_us = serializers.IntegerField()
     amount_nanos = serializers.IntegerField(source="nanos", allow_null=True)
@@ -55,7 +55,7 @@ class AttributionReportSerializer(SpanSerializer):
 
 class ChargeSerializer(serializers.Serializer):
     tenant = serializers.CharField()
-    class_slug = serializers.CharField(source="class_")
+    workload_class = serializers.CharField(source="class_")
     model = serializers.CharField()
     pool = serializers.CharField()
     rate_version = serializers.IntegerField()

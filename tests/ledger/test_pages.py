@@ -171,7 +171,7 @@ def test_what_had_no_rate_card_is_unknown_and_not_zero(example):
     assert set(rows["chat"]) == {"—"} and rows["bulk"][-1] == "0.00"
     assert "3 requests ended without a rate card in force" in response.content.decode()
     body = client.get(f"/api/v1/reports/charges/?{DAY}&tenant=c").json()
-    assert {row["class_slug"]: row["charge_nanos"] for row in body["rows"]} == {
+    assert {row["workload_class"]: row["charge_nanos"] for row in body["rows"]} == {
         "chat": None, "bulk": 5_000_000,
     }  # fmt: skip
     assert (body["charge_nanos"], body["unpriced_requests"]) == (5_000_000, 3)
