@@ -45,6 +45,7 @@ METHODS: Final = {b"POST": "POST", b"GET": "GET"}
 ONE_REQUESTS: Final = frozenset({b"x-request-id", b"x-client-request-id", b"traceparent", b"expect"})
 """Heads with these do not come again, or need the parser."""
 KNOWN_HEADS_MAX: Final = 4_096
+KNOWN_HEADS_OF_A_KEY_MAX: Final = 512
 CLIENT_ID_CHARS: Final = 128
 JOB_CHARS: Final = 45
 
@@ -157,10 +158,16 @@ class Connection(asyncio.Protocol):
         except httptools.HttpParserError:
             self._refuse(400, "The request is not valid HTTP.")
         last, self._last = self._last, None
-        if whole is not None and last is not None and not self._unique and not last.done and not self._overrun:
-            self._front.known.put(whole.head, KnownRequest(last))
+        if whole is not None and last is not None and not self._overrun:
+            self._remember(whole.head, last)
         if self.reading is not None or self._held_bytes or self._queue:
             self._hold()
+
+    def _remember(self, head: bytes, exchange: HttpExchange) -> None:
+        """Keep what a head says for the next request with it. One that has a call has a key that is good."""
+        call = exchange.call
+        if call is not None and not exchange.done and not self._unique:
+            self._front.known.put(head, KnownRequest(exchange), call.key.live.id)
 
     def _take(self, known: KnownRequest, body: bytes) -> None:
         """A whole request whose head is known."""
@@ -432,7 +439,7 @@ class HttpFront:
         self.connections: set[Connection] = set()
         self.closing = False
         self.held_bytes = 0
-        self.known: KnownHeads[KnownRequest] = KnownHeads(KNOWN_HEADS_MAX)
+        self.known: KnownHeads[KnownRequest] = KnownHeads(KNOWN_HEADS_MAX, KNOWN_HEADS_OF_A_KEY_MAX)
         self._connections_max = connections_max
         self._shedder = IdleShedder(self.connections)
         self._server: asyncio.Server | None = None

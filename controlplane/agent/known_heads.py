@@ -47,37 +47,70 @@ def cut(data: bytes) -> Cut | None:
     return Cut(data[:at] + data[stop:end], end + 4)
 
 
-class KnownHeads(Generic[M]):
-    """What remembered heads mean, at most so many.
+class _Kept(Generic[M]):
+    """What one remembered head means, and how often that was of use."""
 
-    Where heads never come twice (ids or times in them) remembering is in vain: after a table that was hardly used, the
-    next ones are let pass for a while.
+    __slots__ = ("hits", "meaning")
+
+    def __init__(self, meaning: M) -> None:
+        self.meaning = meaning
+        self.hits = 0
+
+
+class _Shelf:
+    """The heads that one owner has in the table. `skips` more of its heads are not remembered."""
+
+    __slots__ = ("heads", "skips")
+
+    def __init__(self) -> None:
+        self.heads: list[bytes] = []
+        self.skips = 0
+
+
+class KnownHeads(Generic[M]):
+    """What remembered heads mean, at most so many, and at most so many of one owner.
+
+    An owner that sends more of them loses its own only. Where heads never come twice (ids or times in them) remembering
+    is in vain: after a shelf that was hardly used, the next heads of its owner are let pass for a while.
     """
 
-    __slots__ = ("_heads", "_hits", "_most", "_pass")
+    __slots__ = ("_heads", "_most", "_most_of_one", "_shelves")
 
-    def __init__(self, most: int) -> None:
-        self._heads: dict[bytes, M] = {}
+    def __init__(self, most: int, most_of_one: int = 0) -> None:
+        self._heads: dict[bytes, _Kept[M]] = {}
+        self._shelves: dict[int, _Shelf] = {}
         self._most = most
-        self._hits = 0
-        self._pass = 0
+        self._most_of_one = most_of_one or most
 
     def get(self, head: bytes) -> M | None:
         found = self._heads.get(head)
-        if found is not None:
-            self._hits += 1
-        return found
+        if found is None:
+            return None
+        found.hits += 1
+        return found.meaning
 
-    def put(self, head: bytes, meaning: M) -> None:
-        if self._pass:
-            self._pass -= 1
+    def put(self, head: bytes, meaning: M, owner: int = 0) -> None:
+        """Remember a head for its owner: a number that nobody can make up, such as the id of a key that was checked."""
+        shelf = self._shelves.get(owner)
+        if shelf is None:
+            shelf = self._shelves[owner] = _Shelf()
+        if shelf.skips:
+            shelf.skips -= 1
             return
+        if len(shelf.heads) >= self._most_of_one:
+            self._clear(shelf)
         if len(self._heads) >= self._most:
-            if self._hits < len(self._heads):
-                self._pass = 16 * self._most
             self._heads.clear()
-            self._hits = 0
-        self._heads[head] = meaning
+            for other in self._shelves.values():
+                other.heads = []
+        self._heads[head] = _Kept(meaning)
+        shelf.heads.append(head)
+
+    def _clear(self, shelf: _Shelf) -> None:
+        gone = [kept for head in shelf.heads if (kept := self._heads.pop(head, None)) is not None]
+        if sum(kept.hits for kept in gone) < len(gone):
+            shelf.skips = 16 * self._most_of_one
+        shelf.heads = []
 
     def __len__(self) -> int:
         return len(self._heads)

@@ -8,6 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from controlplane.agent.backends.openai import OpenAIBackend
+from controlplane.agent.gateway import PIPELINED_MAX
 from controlplane.agent.known_heads import HEAD_BYTES_MAX, KnownHeads, cut
 from tests.agent import upstreams as up
 from tests.agent import worlds
@@ -92,6 +93,72 @@ def test_memory_is_bounded_and_what_never_comes_again_is_let_pass():
     for number in range(100):
         heads.put(b"again", number)
     assert heads.get(b"again") is not None
+
+
+def test_an_owner_with_many_heads_loses_its_own_only():
+    heads: KnownHeads[str] = KnownHeads(100, 4)
+    heads.put(b"quiet", "one", 1)
+    for number in range(40):
+        heads.put(b"%d" % number, "other", 2)
+        assert len(heads) <= 5
+        assert heads.get(b"quiet") == "one"
+    assert len(heads) == 2, "none of the loud one's came twice: they are let pass for a while"
+    for number in range(4):
+        heads.put(b"useful%d" % number, "third", 3)
+        for _ in range(5):
+            assert heads.get(b"useful%d" % number) == "third"
+    heads.put(b"useful4", "third", 3)
+    assert heads.get(b"useful4") == "third", "what was of use goes on to be remembered"
+    assert heads.get(b"useful0") is None
+
+
+def test_a_full_table_begins_anew_for_all():
+    heads: KnownHeads[int] = KnownHeads(6, 4)
+    for owner in range(50):
+        for number in range(3):
+            heads.put(b"%d %d" % (owner, number), number, owner)
+            assert heads.get(b"%d %d" % (owner, number)) == number
+            assert len(heads) <= 6
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9)), max_size=80))
+def test_the_bounds_hold_whatever_comes(puts):
+    heads: KnownHeads[tuple[int, int]] = KnownHeads(10, 3)
+    for owner, number in puts:
+        heads.put(b"%d-%d" % (owner, number), (owner, number), owner)
+        held = [found for o in range(4) for n in range(10) if (found := heads.get(b"%d-%d" % (o, n))) is not None]
+        assert len(held) == len(heads) <= 10
+        assert all(sum(of == o for of, _ in held) <= 3 for o in range(4))
+
+
+async def test_heads_whose_key_nobody_looked_at_are_not_remembered(make_agent):
+    """Requests that wait behind another one: they could push out the heads of everybody else."""
+    agent = await make_agent(speed=0.5)
+    client = await WireClient.connect(agent.port)
+    client.send(post(chat_body(max_tokens=200, ignore_eos=True)))
+    await agent.until(lambda: agent.engine.calls)
+    (connection,) = agent.front.connections
+    for number in range(PIPELINED_MAX - 1):
+        client.send(post(chat_body(), key="fb_live_nobody", headers=f"x-number: {number}\r\n"))
+        await agent.until(lambda waiting=number + 1: len(connection._queue) == waiting)
+    assert len(agent.front.known) == 1, "the first one's, whose key is good"
+    client.writer.transport.abort()
+    await agent.until(lambda: not agent.front.connections)
+    agent.assert_nothing_held()
+
+
+async def test_a_key_that_sends_ever_new_heads_leaves_those_of_others(make_agent):
+    agent = await make_agent()
+    agent.front.known = KnownHeads(64, 8)
+    friend = await WireClient.connect(agent.port)
+    assert (await friend.ask(post(chat_body()))).status == 200
+    loud = await WireClient.connect(agent.port)
+    for number in range(20):
+        answer = await loud.ask(post(chat_body(), key="fb_live_delta_secret", headers=f"x-number: {number}\r\n"))
+        assert answer.status == 200
+    assert 1 <= len(agent.front.known) <= 9
+    known = [kept.meaning.bearer for kept in agent.front.known._heads.values()]
+    assert b"fb_live_acme_secret" in known
 
 
 async def test_a_client_with_the_same_head_is_served_each_time(make_agent):
