@@ -48,7 +48,7 @@ class Call:
     __slots__ = (
         "asked", "columns", "deadline_us", "dispatched_us", "estimate", "expected_output", "first_us", "gpu_us", "item",
         "klass", "kv_tokens", "max_output", "may_run_lent", "output", "prompt", "queued", "raw_us", "reservation",
-        "row", "run", "serial", "slot_index", "tenant", "waited",
+        "row", "run", "serial", "slot_index", "stalled_us", "tenant", "waited",
     )  # fmt: skip
 
     queued: QueuedRequest
@@ -83,4 +83,6 @@ class Call:
         self.run = 0
         self.slot_index = -1
         self.dispatched_us = self.first_us = 0
+        self.stalled_us = 0
+        """How much prefill its slot had begun when the end of its run was last reckoned."""
         self.waited = False

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from controlplane.agent.backends.curves import ServiceCurve
 
@@ -22,6 +22,10 @@ class ServiceModel(Protocol):
     def described(self) -> str:
         """One line for a report."""
 
+    @property
+    def prefill_stalls(self) -> bool:
+        """Whether a prefill holds up the other prefills of its slot, and the decoding of what runs there."""
+
 
 @dataclass(frozen=True, slots=True)
 class Constants:
@@ -30,6 +34,7 @@ class Constants:
     base_us: int
     prompt_us: int
     output_us: int
+    prefill_stalls: ClassVar[bool] = False
 
     def parts(self, prompt: int, output: int, running: int) -> tuple[int, int]:
         return self.base_us + prompt * self.prompt_us, output * self.output_us
@@ -40,9 +45,14 @@ class Constants:
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """A measured curve: prefill by prompt, a decode step by how many run on the slot when the request starts."""
+    """A measured curve: prefill by prompt, a decode step by how many run on the slot when the request starts.
+
+    As in engines with continuous batching without chunked prefill (Orca, OSDI 2022): prefills of a slot follow each
+    other, and nothing is decoded there meanwhile.
+    """
 
     curve: ServiceCurve
+    prefill_stalls: ClassVar[bool] = True
     _step_us: dict[int, int] = field(default_factory=dict, compare=False)
 
     def parts(self, prompt: int, output: int, running: int) -> tuple[int, int]:

@@ -84,6 +84,11 @@ class Simulator:
         self._run = 0
         self._ends: list[tuple[int, int, int]] = []
         """(instant, run, serial); a run that was cancelled is skipped when it comes up."""
+        self._prefill_stalls = service.prefill_stalls
+        self._prefill_us = [0] * len(own)
+        """By slot: how much prefill was begun there, where that stalls the others."""
+        self._prefill_free_us = [0] * len(own)
+        """By slot: when the last of it ends."""
         self._agenda: list[tuple[int, int, Callable[[], None]]] = []
         self._agenda_number = 0
         self._stage_due_us = NEVER_US
@@ -338,6 +343,8 @@ class Simulator:
         if running == 1:
             self.timeline.began(slot_index, now_us)
         first_us, rest_us = self.service.parts(call.prompt, call.output, running)
+        if self._prefill_stalls:
+            first_us = self._stall(call, first_us, now_us)
         call.first_us = now_us + first_us
         heappush(self._ends, (now_us + first_us + rest_us, run, serial))
         timeout_us = now_us + klass.stage_timeout_us
@@ -345,6 +352,15 @@ class Simulator:
             self._stage_due_us = timeout_us
         if call.item is not None:
             call.item.dispatched(now_us)
+
+    def _stall(self, call: Call, prefill_us: int, now_us: int) -> int:
+        """Time to its first token behind the prefills before it; what runs beside it ends so much later (`_end`)."""
+        slot = call.slot_index
+        free_us = max(now_us, self._prefill_free_us[slot]) + prefill_us
+        self._prefill_free_us[slot] = free_us
+        self._prefill_us[slot] += prefill_us
+        call.stalled_us = self._prefill_us[slot]
+        return free_us - now_us
 
     def requeue(self, call: Call) -> None:
         """End an attempt and put its request back to the head of its queue."""
@@ -361,8 +377,13 @@ class Simulator:
 
     def _end(self, serial: int, run: int, now_us: int) -> None:
         call = self.calls.get(serial)
-        if call is not None and call.run == run:
-            self.close(call, Outcome.COMPLETED)
+        if call is None or call.run != run:
+            return
+        if self._prefill_stalls and (late_us := self._prefill_us[call.slot_index] - call.stalled_us):
+            call.stalled_us += late_us
+            heappush(self._ends, (now_us + late_us, run, serial))
+            return
+        self.close(call, Outcome.COMPLETED)
 
     def close(self, call: Call, outcome: Outcome) -> None:
         """End a call: the one place, in the order of `agent.engine`."""
