@@ -55,7 +55,9 @@ class Experiment(models.Model):
 
     class Meta:
         indexes = [
-            models.Index(fields=["state", "id"], name="experiment_at_work", condition=Q(state__in=("waiting", "running"))),
+            models.Index(
+                fields=["state", "id"], name="experiment_at_work", condition=Q(state__in=("waiting", "running"))
+            ),
             models.Index(fields=["draft_digest", "-id"], name="experiment_of_draft", condition=~Q(draft_digest="")),
             models.Index(fields=["pool", "-id"], name="experiment_of_pool", condition=~Q(pool="")),
         ]  # fmt: skip

@@ -66,9 +66,10 @@ def prepare(kind: str, values: Mapping[str, Any], now: datetime, upload: bytes |
     traffic = _traffic(values, upload)
     rows = len(traffic.requests) + len(traffic.items)
     if rows > ROWS_MAX[kind]:
+        most = ROWS_MAX[kind]
         raise ValidationError(
-            {"minutes": f"That is {rows:,} requests and items; this kind takes {ROWS_MAX[kind]:,}. Choose a shorter time."}
-        )  # fmt: skip
+            {"minutes": f"That is {rows:,} requests and items; this kind takes {most:,}. Choose a shorter time."}
+        )
     files = {TRACE: traffic.raw if traffic.raw is not None else _lines(traffic.requests)}
     arguments = _fleet(kind, values, traffic)
     if traffic.items:
@@ -182,7 +183,8 @@ def _usage(values: Mapping[str, Any]) -> _Traffic:
     document, found = _recorded(pool, since, until)
     batch = {klass.slug for klass in document.classes if klass.kind == ClassKind.BATCH}
     work = found.load.workload
-    requests, items = [], []
+    requests: list[TraceRequest] = []
+    items: list[TraceRequest] = []
     for at, at_us in enumerate(work.at_us):
         row = TraceRequest(
             at_us, work.prompt[at], work.output[at], min(found.cached[at], work.prompt[at]),

@@ -80,7 +80,11 @@ SECTIONS: tuple[Section, ...] = (
             _entry("Members and roles", "members", roles=frozenset({ADMIN})),
         ),
     ),
-    Section("lab", _entry("Lab", "lab", "experiments")),
+    Section(
+        "lab",
+        _entry("Lab", "lab"),
+        (_entry("Experiments", "lab"), _entry("New", "lab-choose"), _entry("Compare", "lab-compare")),
+    ),
     Section(
         "finance",
         _entry("Finance", "finance"),

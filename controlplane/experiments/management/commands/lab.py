@@ -9,6 +9,8 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.utils import timezone
 
+from controlplane.experiments.models import Experiment
+from controlplane.experiments.running import again, code_version
 from controlplane.experiments.what_if import what_if
 from controlplane.fleet.models import Pool
 from controlplane.lab.arguments import read_changes, read_model
@@ -30,8 +32,12 @@ class Command(BaseCommand):
             if name == "replay":
                 add_window(sub)
             sub.add_argument("--json", action="store_true", help="print one JSON document")
+        again = kinds.add_parser("rerun", help="a stored experiment computed anew: the same bytes, or status 1")
+        again.add_argument("id", type=int)
 
     def handle(self, *args: Any, **options: Any) -> None:
+        if options["kind"] == "rerun":
+            return self.rerun(options["id"])
         kind = KINDS[options["kind"]]
         try:
             answer = of_pool(options) if options.get("pool") else kind.ask(options)
@@ -40,6 +46,21 @@ class Command(BaseCommand):
         except OSError as error:
             raise CommandError(f"{error.filename}: {error.strerror}", returncode=UNUSABLE) from error
         self.stdout.write(json.dumps(answer) if options["json"] else kind.text(answer))
+
+    def rerun(self, experiment_id: int) -> None:
+        """Prints the answer's bytes as they come out now. Raises CommandError where they are not the stored ones."""
+        row = Experiment.objects.select_related("result").filter(pk=experiment_id).first()
+        if row is None or getattr(row, "result", None) is None:
+            raise CommandError(f"there is no experiment {experiment_id} with an answer", returncode=UNUSABLE)
+        try:
+            content = again(row)
+        except ValueError as error:
+            raise CommandError(str(error), returncode=UNUSABLE) from error
+        self.stdout.write(content.decode(), ending="")
+        if content != bytes(row.result.content):
+            other = code_version() != row.result.code_version
+            why = f": it was made by code {row.result.code_version}, this is {code_version()}" if other else ""
+            raise CommandError(f"the answer is not the one that is stored{why}")
 
 
 def add_window(parser: ArgumentParser) -> None:
