@@ -6,6 +6,7 @@ argument's value. Objects that belong to no tenant ignore it. Texts of a strange
 matrix looks for it where it must not appear. A function may make its object more than once: use get_or_create.
 """
 
+import json
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -27,6 +28,7 @@ from controlplane.fleet.actions import create_enrolment_token
 from controlplane.flex.models import Decision, Lend
 from controlplane.jobs.models import Batch, Job, StoredFile
 from controlplane.jobs.storage import Writing
+from controlplane.experiments.models import Experiment, ExperimentResult
 from controlplane.ledger import rates
 from controlplane.ledger.models import AttributionInterval, ExportJob, Invoice, InvoiceUpload, Proposal
 from controlplane.policy.compile import compile_configuration
@@ -346,7 +348,81 @@ ARGUMENTS: dict[tuple[str, str], Maker] = {
     ("alerts/", "alert_id"): alert,
     ("alerts/silences/", "silence_id"): silence,
     ("alerts/receivers/", "receiver_id"): receiver,
+def invitation_secret(owner: str) -> str:
+    invitation(owner)
+    return f"secret of {owner}"
+
+
+def invitation(owner: str) -> int:
+    found, _ = Invitation.objects.get_or_create(
+        email=f"{owner}@example.com",
+        defaults={
+            "role": "viewer", "secret_hash": hashed(f"secret of {owner}"), "created_at": factories.NOW,
+            "created_by": "ada", "expires_at": timezone.now() + timedelta(days=1),
+        },
+    )  # fmt: skip
+    return found.pk
+
+
+def personal_token(owner: str) -> int:
+    found, _ = PersonalToken.objects.get_or_create(
+        name="example", user=User.objects.get(username="viewer"),
+        defaults={
+            "prefix": "fbp_example", "secret_hash": hashed("example"), "permissions": ["own.read"],
+            "created_at": factories.NOW, "expires_at": timezone.now() + timedelta(days=1),
+        },
+    )  # fmt: skip
+    return found.pk
+
+
+def session_id(owner: str) -> UUID:
+    return Session.objects.filter(user__username="viewer").latest("last_used_at").public_id
+
+
+def passkey(owner: str) -> int:
+    return 1
+
+
+def experiment(owner: str) -> int:
+    """An interference test that is done, with a link."""
+    row, made = Experiment.objects.get_or_create(
+        title="example",
+        defaults={
+            "kind": "interference", "parameters": {}, "arguments": [], "seed": 1, "state": "done",
+            "share_token": "example-token", "created_at": factories.NOW, "created_by": "ada",
+        },
+    )  # fmt: skip
+    if made:
+        ExperimentResult.objects.create(
+            experiment=row, content=json.dumps(EXPERIMENT_ANSWER).encode(), sha256="0" * 64, code_version="0" * 16,
+            seconds=1.0, created_at=factories.NOW,
+        )  # fmt: skip
+    return row.pk
+
+
+def share_token(owner: str) -> str:
+    experiment(owner)
+    return "example-token"
+
+
+def experiment_kind(owner: str) -> str:
+    return "batching"
+
+
+EXPERIMENT_ANSWER = {
+    "note": "simulated", "seed": 1, "bands": ["interactive"], "service": "constants",
+    "objective": {"ttft_ms": 700, "target": 0.99}, "safe_rates": {"1": 2.0}, "stages": {},
+    "evidence": {
+        "interactive_met": None, "batch_met": None, "forecast_rate_per_s": 1.0, "safe_rate_one_failed_per_s": None,
+    },
+    "verdict": "unknown", "reasons": ["not_tested"],
+}  # fmt: skip
+
     ("alerts/deliveries/", "delivery_id"): delivery,
+    ("lab/", "pk"): experiment,
+    ("lab/", "token"): share_token,
+    ("lab/", "kind"): experiment_kind,
+    ("api/v1/lab/experiments/", "pk"): experiment,
     ("api/v1/alerts/", "alert_id"): alert,
     ("api/v1/silences/", "pk"): silence,
     ("finance/statements/", "slug"): tenant,
