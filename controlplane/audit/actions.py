@@ -8,7 +8,7 @@ from django.db import connection
 
 from controlplane.audit.actors import Actor
 from controlplane.audit.chain import GENESIS, chained_hash
-from controlplane.audit.models import AuditEntry
+from controlplane.audit.models import AuditEntry, CarriedRevision
 
 # Any fixed number: writers of the chain take turns until their transaction ends.
 CHAIN_LOCK = 0x666C6578
@@ -54,6 +54,11 @@ def record(
     entry.hash = chained_hash(entry)
     entry.save(force_insert=True)
     return entry
+
+
+def note_carried(*, revision: int, through_id: int) -> None:
+    """A pushed revision carries every change up to that entry."""
+    CarriedRevision.objects.create(revision=revision, through_id=through_id)
 
 
 def changes(before: dict[str, Any], after: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

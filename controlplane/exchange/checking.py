@@ -36,12 +36,16 @@ _INT4_MAX = 2**31 - 1
 
 @dataclass
 class Checked:
-    """What can be counted of a group of reports, and what was set aside. `aside_records` is by position."""
+    """What can be counted of a group of reports, and what was set aside. `aside_records` is by position.
+
+    `objective_agents` says whose each of `objectives` is.
+    """
 
     records: Records
     slot_usage: list[SlotUsage] = field(default_factory=list)
     slot_meters: list[SlotMeter] = field(default_factory=list)
     objectives: list[tuple[int, ObjectiveCount]] = field(default_factory=list)
+    objective_agents: list[int] = field(default_factory=list)
     refusals: list[tuple[int, RefusalCount]] = field(default_factory=list)
     samples: list[tuple[int, int, DecisionSample]] = field(default_factory=list)
     aside: list[SetAside] = field(default_factory=list)
@@ -149,6 +153,7 @@ def _check_counts(incoming: Incoming, checked: Checked, known: Known, bounds: Bo
             bad["unsound_objective"].append(objective)
         else:
             checked.objectives.append((pool_id, objective))
+            checked.objective_agents.append(agent_id)
     for refusal in incoming.report.refusals:
         if refusal.tenant_id != 0 and refusal.tenant_id not in known.tenants:
             bad["unknown_tenant"].append(refusal)

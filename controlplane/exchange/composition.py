@@ -30,6 +30,7 @@ from controlplane.fleet.ingest import LiveRow, note_live
 from controlplane.flex.ingest import note_slots, note_trips
 from controlplane.jobs import ingest as jobs
 from controlplane.jobs.item_settling import JobChange
+from controlplane.policy import watch
 from controlplane.policy.ingest import note_revisions
 from controlplane.tenants.ingest import note_key_use
 from controlplane.usage import cursors, ingest
@@ -169,6 +170,8 @@ def _store(cursor: Cursor[Any], taken: Sequence[Incoming], now: datetime) -> lis
         ingest.quarantine(cursor, aside, now)
     ingest.add_refusals(cursor, checked.refusals)
     add_objectives(cursor, checked.objectives)
+    counts = (count for _, count in checked.objectives)
+    watch.note_counts(cursor, zip(checked.objective_agents, counts, strict=True))
     note_key_use(cursor, _key_use(checked.records), now)
     jobs.note_progress(cursor, _job_progress(checked.records, item_jobs, settled.jobs), now)
     _settle(cursor, taken, checked.records, settled.waivers, now)

@@ -12,7 +12,7 @@ from controlplane.live import alerting, attention, evidence_table, stages, strip
 from controlplane.live.queues import queue_rows
 from controlplane.live.readings import Reading
 from controlplane.live.strip import iso
-from controlplane.policy.models import Delivery, Rollout
+from controlplane.policy.models import Delivery, Rollout, Wave
 from controlplane.tenants.models import Tenant
 from controlplane.web import figures
 from controlplane.web.numerals import duration
@@ -341,13 +341,24 @@ def rollouts(reading: Reading) -> Iterator[tuple[str, State]]:
                 "answered_at": iso(answered_at), "reason": reason,
             }
         )  # fmt: skip
+    waves: dict[int, list[dict[str, Any]]] = {row.pk: [] for row in rows}
+    for one in Wave.objects.filter(rollout__in=rows).order_by("number"):
+        waves[one.rollout_id].append(
+            {
+                "key": str(one.number), "state": one.state, "sent_at": iso(one.sent_at),
+                "passed_at": iso(one.passed_at), "gates": one.readings,
+            }
+        )  # fmt: skip
     for row in rows:
         agents = deliveries[row.pk]
         counts = {state: sum(one["state"] == state for one in agents) for state in Delivery.State.values}
         yield (
             f"rollout:{row.revision_id}",
-            {"at": iso(reading.now), "state": row.state, "note": row.note, "counts": counts, "agents": agents},
-        )
+            {
+                "at": iso(reading.now), "state": row.state, "note": row.note, "counts": counts,
+                "waves": waves[row.pk], "agents": agents,
+            },
+        )  # fmt: skip
 
 
 def tenant_state(reading: Reading, tenant: Tenant) -> State:

@@ -3,31 +3,32 @@
 An action writes rows and rings; the worker signs and broadcasts. A message that is lost costs latency only.
 """
 
-import itertools
-import math
 from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import datetime, timedelta
 
 from django.conf import settings
 from django.core.exceptions import ValidationError
 from django.db import connection, transaction
 
-from controlplane.audit.actions import record
+from controlplane.audit.actions import note_carried, record
 from controlplane.audit.actors import Actor
+from controlplane.audit.queries import last_entry_id
 from controlplane.contracts.queries import rest_of_ttft_ms
 from controlplane.fleet.models import Agent, Pool, Slot
-from controlplane.policy.compile import compile_source, load_source
+from controlplane.policy.compile import Source, compile_source, load_source
 from controlplane.policy.configuration import Configuration, Stamp
 from controlplane.policy.diff import diff, summary
 from controlplane.policy.models import Delivery, PolicyBundle, Revision, Rollout, Wave
 from controlplane.policy.queries import latest_revision
 from controlplane.policy.validation import Facts, errors, validate
+from controlplane.policy.wave_plan import REFUSALS_ONLY, Gates, Placeable, WavePlan, place, plans
 from controlplane.wakeups.bells import ring
 from controlplane.wire.signing import TIME_TOLERANCE_US, digest_hex
 
 ALL_AT_ONCE = (100,)
-WAVES_MOST = 10
 REASON_MOST = 2_000
+READ_AGAIN_MOST = 5
 # Any fixed number: pushes take turns, so that revisions become visible in the order of their numbers.
 PUSH_LOCK = 0x666C7075
 
@@ -39,18 +40,26 @@ OPEN_DELIVERIES = (Delivery.State.PENDING, Delivery.State.SENT)
 
 
 def push(
-    *, actor: Actor, reason: str, now: datetime, waves: Sequence[int] = ALL_AT_ONCE, reviewed_digest: str | None = None
+    *,
+    actor: Actor,
+    reason: str,
+    now: datetime,
+    waves: Sequence[int | WavePlan] = ALL_AT_ONCE,
+    gates: Gates | None = None,
+    reviewed_digest: str | None = None,
 ) -> Revision:
     """Compiles what is saved and requests its rollout.
 
+    Several waves are always gated, by `REFUSALS_ONLY` unless `gates` says otherwise; all at once only with `gates`.
     `reviewed_digest` is the digest that the person saw: when somebody saved something since, the push is refused.
     Raises ValidationError with every rule that does not hold and what to do about it.
     """
     _check_reason(reason)
-    _check_waves(waves)
+    plan = plans(waves)
+    gates = _checked_gates(gates, plan)
     with transaction.atomic():
         _take_turn()
-        source = load_source(now)
+        source, through = _source_and_log(now)
         found = errors(validate(source, Facts(now=now, rest_of_ttft_ms=rest_of_ttft_ms(now))))
         if found:
             raise ValidationError(
@@ -61,7 +70,8 @@ def push(
             raise ValidationError(
                 {"configuration": "Somebody saved a change since you opened this review. Look at it again, then push."}
             )
-        revision = _publish(configuration, actor=actor, reason=reason, now=now, waves=waves)
+        revision = _publish(configuration, actor=actor, reason=reason, now=now, waves=plan, gates=gates)
+        note_carried(revision=revision.number, through_id=through)
         previous = Revision.objects.filter(number__lt=revision.number).order_by("-number").first()
         before = Configuration.from_json(previous.configuration) if previous else None
         record(
@@ -74,7 +84,8 @@ def push(
             after={
                 "revision": revision.number,
                 "digest": revision.digest,
-                "waves": list(waves),
+                "waves": [wave.text for wave in plan],
+                "gates": asdict(gates) if gates else None,
                 "changes": summary(diff(before, configuration, now=now)),
             },
             reason=reason,
@@ -83,7 +94,13 @@ def push(
 
 
 def rollback(
-    *, to_number: int, actor: Actor, reason: str, now: datetime, waves: Sequence[int] = ALL_AT_ONCE
+    *,
+    to_number: int,
+    actor: Actor,
+    reason: str,
+    now: datetime,
+    waves: Sequence[int | WavePlan] = ALL_AT_ONCE,
+    gates: Gates | None = None,
 ) -> Revision:
     """A new revision with the content of an earlier one, slots bound to the agents that run them now.
 
@@ -91,10 +108,11 @@ def rollback(
     rolled back to.
     """
     _check_reason(reason)
-    _check_waves(waves)
+    plan = plans(waves)
+    gates = _checked_gates(gates, plan)
     with transaction.atomic():
         _take_turn()
-        return _roll_back(to_number=to_number, actor=actor, reason=reason, now=now, waves=waves)
+        return _roll_back(to_number=to_number, actor=actor, reason=reason, now=now, waves=plan, gates=gates)
 
 
 def roll_back_stopped(*, actor: Actor, now: datetime) -> Revision | None:
@@ -110,10 +128,18 @@ def roll_back_stopped(*, actor: Actor, now: datetime) -> Revision | None:
         if good is None:
             return None
         reason = f"Revision {stopped.revision_id} was stopped: {stopped.note}"
-        return _roll_back(to_number=good.revision_id, actor=actor, reason=reason, now=now, waves=ALL_AT_ONCE)
+        return _roll_back(to_number=good.revision_id, actor=actor, reason=reason, now=now, waves=plans(ALL_AT_ONCE))
 
 
-def _roll_back(*, to_number: int, actor: Actor, reason: str, now: datetime, waves: Sequence[int]) -> Revision:
+def _roll_back(
+    *,
+    to_number: int,
+    actor: Actor,
+    reason: str,
+    now: datetime,
+    waves: Sequence[WavePlan],
+    gates: Gates | None = None,
+) -> Revision:
     target = Revision.objects.filter(number=to_number).first()
     current = latest_revision()
     if target is None or current is None:
@@ -128,6 +154,7 @@ def _roll_back(*, to_number: int, actor: Actor, reason: str, now: datetime, wave
         reason=reason,
         now=now,
         waves=waves,
+        gates=gates,
         rolls_back_from=current.number,
         rolls_back_to=target.number,
     )
@@ -162,7 +189,7 @@ def refresh_bindings(*, actor: Actor, now: datetime) -> Revision | None:
         if bound.digest == present.digest:
             return None
         reason = "Slots run on other agents than in revision " + str(current.number)
-        revision = _publish(bound, actor=actor, reason=reason, now=now, waves=ALL_AT_ONCE)
+        revision = _publish(bound, actor=actor, reason=reason, now=now, waves=plans(ALL_AT_ONCE))
         record(
             actor=actor,
             action="policy.bind",
@@ -181,9 +208,10 @@ def refresh_bindings(*, actor: Actor, now: datetime) -> Revision | None:
 
 
 def send_next_wave(*, rollout_id: int, actor: Actor, reason: str, now: datetime) -> Rollout:
-    """Lets the next wave go although agents of the one before are silent. Raises ValidationError when none waits."""
+    """Lets the next wave go although a gate does not hold yet. Raises ValidationError when none waits."""
     _check_reason(reason)
     with transaction.atomic():
+        _take_turn()
         rollout = Rollout.objects.select_for_update().filter(pk=rollout_id).first()
         wave = rollout.waves.filter(state=Wave.State.PENDING).order_by("number").first() if rollout else None
         if rollout is None or wave is None or rollout.state not in OPEN_ROLLOUTS:
@@ -195,7 +223,7 @@ def send_next_wave(*, rollout_id: int, actor: Actor, reason: str, now: datetime)
             noun="revision",
             object_id=rollout.revision_id,
             now=now,
-            after={"wave": wave.number, "percent": wave.percent},
+            after={"wave": wave.number, "reaches": plan_of(wave).text},
             reason=reason,
         )
         ring("policy.push", rollout_id=rollout.pk)
@@ -215,19 +243,29 @@ def stop(rollout: Rollout, *, note: str, now: datetime) -> None:
     Rollout.objects.filter(pk=rollout.pk).update(state=Rollout.State.STOPPED, note=note, finished_at=now)
 
 
-def waves_of(agents: Sequence[tuple[int, int]], waves: Sequence[int]) -> dict[int, int]:
-    """(agent id, pool id) in a fixed order -> agent id: number of its wave. Percentages are cumulative per pool,
-    rounded up, so that the first wave reaches at least one agent of each pool.
+def _source_and_log(now: datetime) -> tuple[Source, int]:
+    """The rows, and the last entry of the audit log whose change is in them.
+
+    Read again while somebody changed something meanwhile: then no entry up to it is missing and none after it is in.
     """
-    by_pool: dict[int, list[int]] = {}
-    for agent_id, pool_id in agents:
-        by_pool.setdefault(pool_id, []).append(agent_id)
-    placed: dict[int, int] = {}
-    for members in by_pool.values():
-        for position, agent_id in enumerate(members):
-            reached = (math.ceil(len(members) * percent / 100) for percent in waves)
-            placed[agent_id] = next(number for number, end in enumerate(reached, 1) if position < end)
-    return placed
+    for _ in range(READ_AGAIN_MOST):
+        through = last_entry_id()
+        source = load_source(now)
+        if last_entry_id() == through:
+            break
+    return source, through
+
+
+def plan_of(wave: Wave) -> WavePlan:
+    return WavePlan(wave.percent, tuple(wave.pools), tuple(wave.agents))
+
+
+def _checked_gates(gates: Gates | None, plan: Sequence[WavePlan]) -> Gates | None:
+    if gates is None and len(plan) > 1:
+        return REFUSALS_ONLY
+    if gates is not None:
+        gates.check()
+    return gates
 
 
 def _publish(
@@ -236,7 +274,8 @@ def _publish(
     actor: Actor,
     reason: str,
     now: datetime,
-    waves: Sequence[int],
+    waves: Sequence[WavePlan],
+    gates: Gates | None = None,
     rolls_back_from: int | None = None,
     rolls_back_to: int | None = None,
 ) -> Revision:
@@ -255,20 +294,27 @@ def _publish(
     )
     _supersede(revision, now)
     digests = _bundles(revision, configuration, stamp)
-    rollout = Rollout.objects.create(revision=revision, requested_at=now, requested_by=actor.name)
+    rollout = Rollout.objects.create(
+        revision=revision,
+        requested_at=now,
+        requested_by=actor.name,
+        gated=gates is not None,
+        **(asdict(gates) if gates else {}),
+    )
     Wave.objects.bulk_create(
-        Wave(rollout=rollout, number=number, percent=percent) for number, percent in enumerate(waves, 1)
+        Wave(rollout=rollout, number=number, percent=wave.percent, pools=wave.pools, agents=wave.agents)
+        for number, wave in enumerate(waves, 1)
     )
     agents = list(
         Agent.objects.filter(state=Agent.State.ACTIVE, pool_id__in=digests)
         .order_by("pool_id", "name")
-        .values_list("id", "pool_id")
+        .values_list("id", "pool_id", "pool__slug", "name")
     )
-    placed = waves_of(agents, waves)
+    placed = place([Placeable(pk, slug, name) for pk, _, slug, name in agents], waves)
     Delivery.objects.bulk_create(
         (
             Delivery(rollout=rollout, agent_id=agent_id, wave=placed[agent_id], digest=digests[pool_id])
-            for agent_id, pool_id in agents
+            for agent_id, pool_id, _, _ in agents
         ),
         batch_size=5_000,
     )
@@ -323,11 +369,3 @@ def _check_reason(reason: str) -> None:
         raise ValidationError({"reason": "Enter a reason for this change."})
     if len(reason) > REASON_MOST:
         raise ValidationError({"reason": f"Shorten the reason to {REASON_MOST} characters."})
-
-
-def _check_waves(waves: Sequence[int]) -> None:
-    rising = all(earlier < later for earlier, later in itertools.pairwise(waves))
-    if not waves or len(waves) > WAVES_MOST or not rising or waves[0] < 1 or waves[-1] != 100:
-        raise ValidationError(
-            {"waves": f"Give rising percentages that end with 100, at most {WAVES_MOST}: for example 10, 50, 100."}
-        )

@@ -23,6 +23,7 @@ from controlplane.policy.models import Revision, Rollout
 from controlplane.policy.pages import rollout_page
 from controlplane.policy.queries import configuration_of, drift
 from controlplane.policy.triton_files import triton_file
+from controlplane.policy.wave_plan import HOLD_S_MOST, TIMEOUT_S_MOST, WAVES_MOST, Gates, WavePlan, read_waves
 from controlplane.web.cursor import CursorPages
 
 
@@ -50,17 +51,53 @@ class RevisionDetailSerializer(RevisionSerializer):
         fields = (*RevisionSerializer.Meta.fields, "configuration")
 
 
-class PushSerializer(serializers.Serializer):
-    """`waves`: rising percentages that end with 100. `reviewed_digest`: push only if it still compiles to this."""
+class WaveField(serializers.Field):  # type: ignore[type-arg]
+    """A rising percentage of each pool's agents, or text that names pools and agents: `pool:a agent:gpu-01`."""
 
-    reason = serializers.CharField(max_length=REASON_MOST)
-    waves = serializers.ListField(child=serializers.IntegerField(min_value=1, max_value=100), required=False)
-    reviewed_digest = serializers.CharField(max_length=64, required=False)
+    def to_internal_value(self, data: Any) -> WavePlan:
+        if isinstance(data, int) and not isinstance(data, bool):
+            return WavePlan(percent=data)
+        if not isinstance(data, str) or len(data) > 2_000:
+            raise serializers.ValidationError("Give a percentage, or pool:NAME and agent:NAME.")
+        found = read_waves(data)
+        if len(found) != 1:
+            raise serializers.ValidationError("Give one wave per element of the list.")
+        return found[0]
+
+    def to_representation(self, value: WavePlan) -> int | str:
+        return value.percent if value.percent is not None else value.text
+
+
+class GatesSerializer(serializers.Serializer):
+    """What may happen in a wave. `burn_most` null does not ask for burn."""
+
+    hold_s = serializers.IntegerField(default=Gates.hold_s, min_value=0, max_value=HOLD_S_MOST)
+    gate_timeout_s = serializers.IntegerField(default=Gates.gate_timeout_s, min_value=0, max_value=TIMEOUT_S_MOST)
+    refusals_most = serializers.IntegerField(default=Gates.refusals_most, min_value=0, max_value=1_000_000)
+    refusals_most_percent = serializers.IntegerField(default=Gates.refusals_most_percent, min_value=0, max_value=100)
+    silent_most = serializers.IntegerField(default=Gates.silent_most, min_value=0, max_value=1_000_000)
+    burn_most = serializers.FloatField(default=Gates.burn_most, allow_null=True, min_value=0.001, max_value=1_000)
+
+
+WAVES_HELP = (
+    "Rising percentages of each pool's agents that end with 100, and pools or agents by name: "
+    '`["agent:gpu-01 pool:canary", 25, 100]`. Without it all at once. Several waves have the usual gates unless '
+    "`gates` says otherwise."
+)
 
 
 class RollbackSerializer(serializers.Serializer):
     reason = serializers.CharField(max_length=REASON_MOST)
-    waves = serializers.ListField(child=serializers.IntegerField(min_value=1, max_value=100), required=False)
+    waves = serializers.ListField(
+        child=WaveField(), required=False, allow_empty=False, max_length=WAVES_MOST, help_text=WAVES_HELP
+    )
+    gates = GatesSerializer(required=False, allow_null=True)
+
+
+class PushSerializer(RollbackSerializer):
+    """`reviewed_digest`: push only if it still compiles to this."""
+
+    reviewed_digest = serializers.CharField(max_length=64, required=False)
 
 
 class ChangeSerializer(serializers.Serializer):
@@ -88,15 +125,28 @@ class RolloutAgentSerializer(serializers.Serializer):
     reported_at = serializers.DateTimeField(allow_null=True)
 
 
+class GateReadingSerializer(serializers.Serializer):
+    """One gate of a wave. `state`: held, failed, waits or asks (a person decides)."""
+
+    gate = serializers.CharField()
+    state = serializers.CharField()
+    observed = serializers.CharField()
+    limit = serializers.CharField()
+    why = serializers.CharField()
+
+
 class RolloutWaveSerializer(serializers.Serializer):
     number = serializers.IntegerField()
-    percent = serializers.IntegerField()
+    reaches = serializers.CharField()
+    percent = serializers.IntegerField(allow_null=True)
     state = serializers.CharField()
     sent_at = serializers.DateTimeField(allow_null=True)
     agents = serializers.IntegerField()
     acked = serializers.IntegerField()
     nacked = serializers.IntegerField()
     silent = serializers.IntegerField()
+    passed_at = serializers.DateTimeField(allow_null=True)
+    gates = GateReadingSerializer(many=True, source="readings")
 
 
 class RolloutSerializer(serializers.Serializer):
@@ -106,6 +156,7 @@ class RolloutSerializer(serializers.Serializer):
     requested_at = serializers.DateTimeField(source="rollout.requested_at")
     requested_by = serializers.CharField(source="rollout.requested_by")
     finished_at = serializers.DateTimeField(source="rollout.finished_at", allow_null=True)
+    gates = GatesSerializer(allow_null=True)
     counts = serializers.DictField(child=serializers.IntegerField())
     waves = RolloutWaveSerializer(many=True)
     agents = RolloutAgentSerializer(many=True)
@@ -146,7 +197,7 @@ class RevisionViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, GenericV
         revision = push(
             actor=actor_of(request),
             reason=data["reason"],
-            waves=tuple(data.get("waves") or (100,)),
+            **_way(data),
             reviewed_digest=data.get("reviewed_digest"),
             now=timezone.now(),
         )
@@ -161,7 +212,7 @@ class RevisionViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, GenericV
             to_number=target.number,
             actor=actor_of(request),
             reason=data["reason"],
-            waves=tuple(data.get("waves") or (100,)),
+            **_way(data),
             now=timezone.now(),
         )
         return Response(RevisionSerializer(revision).data, status=status.HTTP_201_CREATED)
@@ -209,6 +260,14 @@ class DriftView(APIView):
     @extend_schema(responses=DriftSerializer(many=True))
     def get(self, request: Request) -> Response:
         return Response(DriftSerializer(drift(timezone.now()), many=True).data)
+
+
+def _way(data: dict[str, Any]) -> dict[str, Any]:
+    """Waves and gates of a push or rollback as the actions take them."""
+    waves = tuple(data.get("waves") or (100,))
+    given = data.get("gates")
+    gates = Gates(**given) if given else Gates() if len(waves) > 1 else None
+    return {"waves": waves, "gates": gates}
 
 
 def _checked(serializer: type[serializers.Serializer], request: Request) -> dict[str, Any]:

@@ -4,19 +4,18 @@ from django import forms
 from django.core.exceptions import ValidationError
 
 from controlplane.policy.actions import REASON_MOST
+from controlplane.policy.wave_plan import Gates, WavePlan, read_waves
+
+USUAL = Gates()
 
 ALL_AT_ONCE_TEXT = "100"
 
 
 class WavesField(forms.CharField):
-    """`10, 50, 100` -> (10, 50, 100)."""
+    """`agent:gpu-01, 25, 100` -> plans of waves."""
 
-    def to_python(self, value: str | None) -> tuple[int, ...]:  # type: ignore[override]
-        parts = [part.strip().removesuffix("%").strip() for part in (value or "").split(",")]
-        try:
-            return tuple(int(part) for part in parts if part)
-        except ValueError as error:
-            raise ValidationError("Write percentages with commas between them: for example 10, 50, 100.") from error
+    def to_python(self, value: str | None) -> tuple[WavePlan, ...]:  # type: ignore[override]
+        return read_waves(value or "")
 
 
 class ReasonForm(forms.Form):
@@ -32,13 +31,52 @@ class ReasonForm(forms.Form):
 class PushForm(ReasonForm):
     """`reviewed_digest` is the digest of what the page showed; a push of anything else is refused."""
 
-    field_order = ("seen", "waves", "reason", "reviewed_digest")
+    field_order = (
+        "seen",
+        "waves",
+        "hold_s",
+        "refusals_most",
+        "refusals_most_percent",
+        "silent_most",
+        "burn_most",
+        "gate_timeout_s",
+        "reason",
+        "reviewed_digest",
+    )
     seen = forms.BooleanField(label="I have read the warnings", required=False)
     waves = WavesField(
         label="Waves",
-        help_text="Percent of each pool's agents; 100 is all at once. A refusal stops later waves and rolls back.",
+        help_text="Percent of each pool's agents, and pool:NAME or agent:NAME: agent:gpu-01, 25, 100. "
+        "100 alone is all at once, without gates.",
         initial=ALL_AT_ONCE_TEXT,
         error_messages={"required": "Enter 100 for all at once."},
+    )
+    hold_s = forms.IntegerField(
+        label="Hold each wave", help_text="Seconds after its last answer", initial=USUAL.hold_s, required=False
+    )
+    refusals_most = forms.IntegerField(
+        label="Refusals allowed", help_text="Agents of a wave", initial=USUAL.refusals_most, required=False
+    )
+    refusals_most_percent = forms.IntegerField(
+        label="Refusals allowed, as a share",
+        help_text="Percent of a wave; the larger of both counts",
+        initial=USUAL.refusals_most_percent,
+        required=False,
+    )
+    silent_most = forms.IntegerField(
+        label="Agents that may fall silent", help_text="Agents of a wave", initial=USUAL.silent_most, required=False
+    )
+    burn_most = forms.FloatField(
+        label="Burn rate that stops",
+        help_text="Of any contract among the wave's agents; empty: not asked",
+        initial=USUAL.burn_most,
+        required=False,
+    )
+    gate_timeout_s = forms.IntegerField(
+        label="Ask a person after",
+        help_text="Seconds in which something stays unknown",
+        initial=USUAL.gate_timeout_s,
+        required=False,
     )
     reviewed_digest = forms.CharField(widget=forms.HiddenInput, max_length=64)
 
@@ -52,3 +90,14 @@ class PushForm(ReasonForm):
         if not self.cleaned_data["seen"]:
             raise ValidationError("Confirm that you have read the warnings.")
         return True
+
+    def gates(self) -> Gates | None:
+        """Gates as the form has them; all at once has none. Call it on a form that is valid."""
+        given = self.cleaned_data
+        if len(given["waves"]) < 2:
+            return None
+        numbers = {
+            name: getattr(USUAL, name) if given[name] is None else given[name]
+            for name in ("hold_s", "refusals_most", "refusals_most_percent", "silent_most", "gate_timeout_s")
+        }
+        return Gates(**numbers, burn_most=given["burn_most"])

@@ -1,10 +1,11 @@
 """What the policy pages show, as plain values: a revision's row, a review, a rollout with its agents."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 
 from controlplane.contracts.queries import rest_of_ttft_ms
 from controlplane.fleet.models import Agent
+from controlplane.policy.actions import OPEN_ROLLOUTS, plan_of
 from controlplane.policy.compile import compile_source, load_source
 from controlplane.policy.configuration import Configuration
 from controlplane.policy.diff import Change, Group, diff, groups, tally
@@ -17,6 +18,8 @@ from controlplane.policy.queries import (
     rollouts_by_revision,
 )
 from controlplane.policy.validation import Facts, Finding, Rule, Severity, validate
+from controlplane.policy.wave_facts import verdict_of
+from controlplane.policy.wave_plan import Gates, WavePlan, gates_of
 
 ROLLOUT_CHIPS = {
     Rollout.State.REQUESTED: ("neutral", "Requested"),
@@ -113,11 +116,41 @@ def review(now: datetime) -> Review:
 
 
 @dataclass(frozen=True)
+class GateRow:
+    """One gate of a wave: what it saw, what it allows, and why it does not hold."""
+
+    gate: str
+    title: str
+    state: str
+    chip: str
+    word: str
+    observed: str
+    limit: str
+    why: str
+
+
+GATE_TITLES = {
+    "refusals": "Refusals",
+    "silence": "Fallen silent",
+    "answers": "Answers",
+    "burn": "Burn rate",
+    "hold": "Hold time",
+}
+GATE_CHIPS = {
+    "held": ("ok", "Holds"),
+    "failed": ("bad", "Failed"),
+    "waits": ("neutral", "Waits"),
+    "asks": ("unknown", "Asks you"),
+}
+
+
+@dataclass(frozen=True)
 class WaveRow:
-    """A wave with how many of its agents answered."""
+    """A wave with how many of its agents answered, and its gates. `readings` are what they say, or said at its end."""
 
     number: int
-    percent: int
+    reaches: str
+    percent: int | None
     state: str
     sent_at: datetime | None
     agents: int
@@ -126,6 +159,16 @@ class WaveRow:
     silent: int
     chip: str
     word: str
+    passed_at: datetime | None
+    readings: list[GateRow]
+
+    @property
+    def gates_title(self) -> str:
+        return f"Gates of wave {self.number}"
+
+    @property
+    def gates_id(self) -> str:
+        return f"gates-{self.number}"
 
 
 @dataclass(frozen=True)
@@ -154,6 +197,12 @@ class RolloutPage:
     chip: str
     word: str
     waits: bool
+    gates: Gates | None
+
+    @property
+    def gate_lines(self) -> list[str]:
+        """What may happen in a wave, as sentences."""
+        return gate_lines(self.gates)
 
     @property
     def open(self) -> bool:
@@ -209,7 +258,11 @@ def rollout_page(rollout: Rollout, now: datetime) -> RolloutPage:
         revision=rollout.revision,
         rollout=rollout,
         progress=count,
-        waves=[_wave_row(wave, [row for row in agents if row.wave == wave.number]) for wave in waves],
+        waves=[
+            _wave_row(wave, [row for row in agents if row.wave == wave.number], _readings(rollout, wave, now))
+            for wave in waves
+        ],
+        gates=gates_of(rollout),
         agents=agents,
         waits=rollout.state == Rollout.State.RUNNING and any(wave.state == Wave.State.PENDING for wave in waves),
         **dict(zip(("chip", "word"), rollout_chip(rollout, count), strict=True)),
@@ -249,7 +302,56 @@ def _agent_state(delivery: Delivery, reported_at: datetime | None, now: datetime
     return "delivered" if told else "requested"
 
 
-def _wave_row(wave: Wave, agents: list[AgentRow]) -> WaveRow:
+def gate_lines(gates: Gates | None) -> list[str]:
+    if gates is None:
+        return ["No gates: a refusal is shown and nothing rolls back by itself."]
+    refusals = f"{gates.refusals_most}"
+    if gates.refusals_most_percent:
+        refusals += f" or {gates.refusals_most_percent} % of the wave, whichever is more"
+    lines = [
+        f"Refusals allowed: {refusals}.",
+        f"Agents that may fall silent: {gates.silent_most}.",
+        "Burn rate: not asked."
+        if gates.burn_most is None
+        else f"Burn rate of every contract among the wave's agents: under {gates.burn_most:g}.",
+        f"Held for {gates.hold_s} s after the last answer; what is unknown {gates.gate_timeout_s} s later asks you.",
+    ]
+    return lines
+
+
+def _readings(rollout: Rollout, wave: Wave, now: datetime) -> list[GateRow]:
+    """Judged now while the rollout goes on; afterwards what the gates said last."""
+    if not rollout.gated or wave.state == Wave.State.PENDING:
+        return []
+    if rollout.state in OPEN_ROLLOUTS:
+        raw = [asdict(reading) for reading in verdict_of(rollout, wave, now).readings]
+    else:
+        raw = wave.readings
+    return [
+        GateRow(
+            gate=str(row["gate"]),
+            title=GATE_TITLES[row["gate"]],
+            state=str(row["state"]),
+            chip=GATE_CHIPS[row["state"]][0],
+            word=GATE_CHIPS[row["state"]][1],
+            observed=row["observed"],
+            limit=row["limit"],
+            why=row["why"],
+        )
+        for row in raw
+    ]
+
+
+def _reaches(plan: WavePlan) -> str:
+    """`Up to 25 % of each pool`, or what the wave names."""
+    if plan.percent == 100:
+        return "Every agent"
+    if plan.percent is not None:
+        return f"Up to {plan.percent} % of each pool"
+    return ", ".join([*(f"pool {name}" for name in plan.pools), *plan.agents])
+
+
+def _wave_row(wave: Wave, agents: list[AgentRow], readings: list[GateRow]) -> WaveRow:
     acked = sum(row.state == "active" for row in agents)
     nacked = sum(row.state == "refused" for row in agents)
     silent = sum(row.state == "silent" for row in agents)
@@ -257,6 +359,12 @@ def _wave_row(wave: Wave, agents: list[AgentRow]) -> WaveRow:
         chip, word = "plain", "Waiting"
     elif nacked:
         chip, word = "bad", "Refused"
+    elif any(row.state == "failed" for row in readings):
+        chip, word = "bad", "Gate failed"
+    elif any(row.state == "asks" for row in readings):
+        chip, word = "unknown", "Asks you"
+    elif acked == len(agents) and any(row.state == "waits" for row in readings):
+        chip, word = "neutral", "Held"
     elif acked == len(agents):
         chip, word = "ok", "Active"
     elif silent:
@@ -265,6 +373,7 @@ def _wave_row(wave: Wave, agents: list[AgentRow]) -> WaveRow:
         chip, word = "neutral", "Sent"
     return WaveRow(
         number=wave.number,
+        reaches=_reaches(plan_of(wave)),
         percent=wave.percent,
         state=wave.state,
         sent_at=wave.sent_at,
@@ -274,4 +383,6 @@ def _wave_row(wave: Wave, agents: list[AgentRow]) -> WaveRow:
         silent=silent,
         chip=chip,
         word=word,
+        passed_at=wave.passed_at,
+        readings=readings,
     )

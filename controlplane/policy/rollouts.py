@@ -5,18 +5,20 @@ first one loses the fence and writes nothing. Broadcasts come after the commit, 
 """
 
 import uuid
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 
 from django.db import transaction
 from django.db.models import Q
 
 from controlplane.audit.actors import Actor
+from controlplane.core.wave_gates import GateState
 from controlplane.policy.actions import OPEN_ROLLOUTS, open_wave, roll_back_stopped, stop
 from controlplane.policy.configuration import instant
 from controlplane.policy.models import Delivery, PolicyBundle, Revision, Rollout, SigningKey, Wave
 from controlplane.policy.nudges import compose, send_all
 from controlplane.policy.signing import signer
+from controlplane.policy.wave_facts import verdict_of
 from controlplane.tenants.queries import installation
 from controlplane.wire.policy import Nudge, policy_message
 
@@ -173,41 +175,59 @@ def _forget_nudge(rollout_id: int, now: datetime) -> None:
 
 
 def _judge(rollout_id: int, now: datetime) -> None:
-    """The gate: a refusal stops waves that are still to come and rolls back; all answered sends the next or ends it.
+    """The gates of the latest open wave: one that fails stops and rolls back, all that hold send the next or end it.
 
-    Silence never passes by itself: with waves to come, an agent that timed out holds them until a person decides.
+    What is not known waits, and after its time is left to a person: nothing unknown passes by itself.
     """
     with transaction.atomic():
         rollout = (
             Rollout.objects.select_for_update(skip_locked=True, of=("self",))
+            .select_related("revision")
             .filter(pk=rollout_id, state=Rollout.State.RUNNING)
             .first()
         )
         if rollout is None:
             return
         waves = list(rollout.waves.order_by("number"))
+        sent = [wave for wave in waves if wave.state == Wave.State.SENT]
         to_come = [wave for wave in waves if wave.state == Wave.State.PENDING]
-        states = list(
-            Delivery.objects.filter(
-                rollout=rollout, wave__in=[w.number for w in waves if w not in to_come]
-            ).values_list("state", flat=True)
-        )
-        if Delivery.State.SENT in states and Delivery.State.NACKED not in states:
+        if not sent:
             return
-        if to_come and Delivery.State.NACKED in states:
-            _stop(rollout, now)
-        elif to_come and Delivery.State.TIMED_OUT in states:
-            note = f"wave {to_come[0].number} waits: agents of the wave before are silent"
-            Rollout.objects.filter(pk=rollout.pk).update(note=note)
-        elif to_come:
-            Rollout.objects.filter(pk=rollout.pk).update(note="")
+        if rollout.gated:
+            _judge_gated(rollout, sent, to_come, now)
+        elif not Delivery.objects.filter(rollout=rollout, state=Delivery.State.SENT).exists():
+            _finish(rollout, "", now)
+
+
+def _judge_gated(rollout: Rollout, sent: list[Wave], to_come: list[Wave], now: datetime) -> None:
+    """Waves that passed are asked again as long as the rollout goes on: an agent may refuse or fall silent later."""
+    verdict = None
+    for wave in sent:
+        verdict = verdict_of(rollout, wave, now)
+        Wave.objects.filter(pk=wave.pk).update(readings=[asdict(reading) for reading in verdict.readings])
+        if verdict.state is GateState.FAILED:
+            stop(rollout, note=f"wave {wave.number}: {verdict.why}", now=now)
+            return
+    assert verdict is not None, "a wave was sent"
+    last = sent[-1]
+    if verdict.state is GateState.HELD:
+        Wave.objects.filter(pk=last.pk).update(passed_at=now)
+        if to_come:
+            _say(rollout, "")
             open_wave(to_come[0], now)
-        elif Delivery.State.SENT not in states:
-            Rollout.objects.filter(pk=rollout.pk).update(state=Rollout.State.DONE, finished_at=now)
+        else:
+            _finish(rollout, "", now)
+    elif verdict.state is GateState.ASKS and to_come:
+        _say(rollout, f"wave {to_come[0].number} waits for a person: {verdict.why}")
+    elif verdict.state is GateState.ASKS:
+        _finish(rollout, f"every wave is out, but not everything is known: {verdict.why}", now)
+    else:
+        _say(rollout, "")
 
 
-def _stop(rollout: Rollout, now: datetime) -> None:
-    refusals = Delivery.objects.filter(rollout=rollout, state=Delivery.State.NACKED).select_related("agent")
-    first = refusals.order_by("agent__name").first()
-    why = f"{first.agent.name} refused it: {first.reason}" if first is not None else "an agent refused it"
-    stop(rollout, note=why, now=now)
+def _say(rollout: Rollout, note: str) -> None:
+    Rollout.objects.filter(pk=rollout.pk).exclude(note=note).update(note=note)
+
+
+def _finish(rollout: Rollout, note: str, now: datetime) -> None:
+    Rollout.objects.filter(pk=rollout.pk).update(state=Rollout.State.DONE, note=note, finished_at=now)

@@ -73,6 +73,7 @@ def review_page(request: HttpRequest) -> HttpResponse:
                 actor=actor_of(request),
                 reason=form.cleaned_data["reason"],
                 waves=form.cleaned_data["waves"],
+                gates=form.gates(),
                 reviewed_digest=form.cleaned_data["reviewed_digest"],
                 now=now,
             )

@@ -165,7 +165,7 @@ def test_a_rollout_names_every_agent_and_its_reason(people, pushed, fleet):
     assert "wrong target" in page
     part = people["viewer"].get(f"/policy/rollouts/{pushed.number}/", headers={"hx-request": "true"}).content.decode()
     assert "<html" not in part
-    assert 'hx-trigger="every 2s"' in part
+    assert 'hx-trigger="every 5s, rollout-moved from:body"' in part
 
 
 class TestRest:

@@ -11,7 +11,7 @@ from django.utils import timezone
 from controlplane.audit.actors import Actor
 from controlplane.audit.models import AuditEntry
 from controlplane.policy import rollouts, tasks
-from controlplane.policy.actions import push, refresh_bindings, rollback, send_next_wave, waves_of
+from controlplane.policy.actions import push, refresh_bindings, rollback, send_next_wave
 from controlplane.policy.configuration import Configuration
 from controlplane.policy.ingest import note_revisions
 from controlplane.policy.models import Delivery, PolicyBundle, Revision, Rollout, SigningKey, Wave
@@ -175,12 +175,6 @@ class TestBindings:
 
 @pytest.mark.django_db
 class TestWaves:
-    def test_waves_are_shares_of_each_pool(self):
-        agents = [(n, 1) for n in range(10)] + [(n, 2) for n in range(10, 13)]
-        placed = waves_of(agents, (10, 50, 100))
-        assert [placed[n] for n in range(10)] == [1, 2, 2, 2, 2, 3, 3, 3, 3, 3]
-        assert [placed[n] for n in range(10, 13)] == [1, 2, 3]
-
     def test_the_next_wave_waits_for_the_one_before(self, db, actor, now, no_broker):
         fleet = make_fleet(4)
         revision = push(actor=actor, reason="x", now=now, waves=(25, 100))
