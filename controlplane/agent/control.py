@@ -381,6 +381,8 @@ class Control:
                 self.report_now()
         elif self.live.unknown_kid:
             self._ask_for_key("live", self.live.unknown_kid)
+        if answer.signing_keys and answer.signing_keys != signing.keys_digest(self.trust.signing_keys):
+            self._ask_for_key("all", answer.signing_keys)
         if answer.quarantined:
             log.warning("the control plane set %d rows aside: see the audit page", answer.quarantined)
         engine.draining = answer.drain or self._stopping

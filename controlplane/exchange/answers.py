@@ -23,6 +23,7 @@ from controlplane.policy.live_list import delta
 from controlplane.policy.queries import desired_for
 from controlplane.usage.cursors import Verdict
 from controlplane.wire.report import Answer, Exhausted, Grant, Lease, LiveDelta, Share
+from controlplane.wire.signing import keys_digest
 
 FLEX_INTERVAL_MS = 1_000
 INTERVAL_MS = 2_000
@@ -44,6 +45,7 @@ class Outlook:
 
     generation: int = 1
     live_number: int = 0
+    signing_keys: str = ""
     facts: dict[int, AgentFacts] = field(default_factory=dict)
     desired: Mapping[int, tuple[int, str]] = field(default_factory=dict)
     grants: Mapping[int, list[Grant]] = field(default_factory=dict)
@@ -53,6 +55,12 @@ class Outlook:
     """JSON of a list of `Share`: agents that are told the same share the bytes of it."""
     items: Mapping[int, Leased] = field(default_factory=dict)
 
+
+_INSTALLATION_SQL = """
+SELECT generation, coalesce((SELECT max(number) FROM policy_liveentry), 0),
+       ARRAY(SELECT use || ':' || kid FROM policy_signingkey WHERE revoked_at IS NULL)
+FROM tenants_installation
+"""
 
 _FACTS_SQL = """
 SELECT a.id,
@@ -75,11 +83,10 @@ def look(connection: Connection[Any], agents: Sequence[tuple[int, int]], now: da
     outlook.items = lease_items(connection, agents, now)
     fund_items(connection, agents, now)
     with connection.cursor() as cursor:
-        row = cursor.execute(
-            "SELECT generation, coalesce((SELECT max(number) FROM policy_liveentry), 0) FROM tenants_installation"
-        ).fetchone()
+        row = cursor.execute(_INSTALLATION_SQL).fetchone()
         if row is not None:
-            outlook.generation, outlook.live_number = row
+            outlook.generation, outlook.live_number, names = row
+            outlook.signing_keys = keys_digest(names)
         outlook.facts = {row[0]: AgentFacts(*row[1:]) for row in cursor.execute(_FACTS_SQL, (ids,)).fetchall()}
         outlook.desired = desired_for(cursor, ids)
         outlook.grants = grants_for(cursor, ids)
@@ -148,6 +155,7 @@ def compose(incoming: Incoming, result: Result, outlook: Outlook, now: datetime)
         items=leased.items,
         items_cancelled=leased.cancelled,
         items_give_back=leased.give_back,
+        signing_keys=outlook.signing_keys,
     )
 
 

@@ -15,6 +15,7 @@ from controlplane.policy.configuration import Configuration
 from controlplane.policy.models import Delivery, PolicyBundle, Revision, Rollout, SigningKey
 from controlplane.wire.policy import ClassPolicy, PoolPolicy, SignedPolicy
 from controlplane.wire.signing import to_text
+from controlplane.wire.verification import Succession
 
 # Reports come every second or two: an agent that has said nothing for this long is silent.
 SILENT_AFTER = timedelta(seconds=10)
@@ -137,6 +138,18 @@ def signing_keys() -> dict[str, str]:
     """`policy:<kid>`, `live:<kid>`, `nudge:<kid>` -> base64 of the public key, for keys that are not revoked."""
     rows = SigningKey.objects.filter(revoked_at__isnull=True).order_by("use", "kid")
     return {f"{row.use}:{row.kid}": to_text(bytes(row.public_key)) for row in rows}
+
+
+def successions() -> list[Succession]:
+    """Every key that was signed by the one before it, oldest first: public, for whoever checks bundles offline."""
+    rows = SigningKey.objects.filter(predecessor_signature__isnull=False).order_by("use", "created_at")
+    return [
+        Succession(
+            row.use, row.predecessor, row.kid, to_text(bytes(row.public_key)), to_text(bytes(row.predecessor_signature))
+        )
+        for row in rows
+        if row.predecessor_signature is not None
+    ]
 
 
 def latest_revision() -> Revision | None:

@@ -3,6 +3,7 @@
 There is one key in use per use (policy, live, nudge), so that whoever holds the key of nudges can sign no policy.
 """
 
+import logging
 import os
 from dataclasses import dataclass
 from datetime import datetime
@@ -21,6 +22,9 @@ from django.db import connection, transaction
 
 from controlplane.policy.models import SigningKey
 from controlplane.wire.signing import key_id, sign
+from controlplane.wire.verification import succession_message
+
+log = logging.getLogger(__name__)
 
 # Any fixed number: whoever makes keys first, the others wait and find them.
 KEYS_LOCK = 0x666C6B79
@@ -67,12 +71,31 @@ def signer(use: str, now: datetime) -> Signer:
 
 
 def rotate(use: str, now: datetime) -> str:
-    """Revokes the key in use and makes its successor; the sweep signs what is in force again. Returns the new kid."""
+    """Revokes the key in use and makes its successor; the sweep signs what is in force again. Returns the new kid.
+
+    The successor is signed by the key before where its private half can be read: whoever trusts the one can check the
+    other. Where it is lost, the successor has to be handed over by people.
+    """
     with transaction.atomic():
         with connection.cursor() as cursor:
             cursor.execute("SELECT pg_advisory_xact_lock(%s)", [KEYS_LOCK])
-        SigningKey.objects.filter(use=use, revoked_at__isnull=True).update(revoked_at=now)
-        return _create(use, now)
+        before = _in_use(use)
+        kid = _create(use, now)
+        if before is not None:
+            _succeed(use, before.kid, kid)
+        SigningKey.objects.filter(use=use, revoked_at__isnull=True).exclude(kid=kid).update(revoked_at=now)
+        return kid
+
+
+def _succeed(use: str, predecessor: str, kid: str) -> None:
+    try:
+        key = _read_private(use, predecessor)
+    except SigningKeyMissing as error:
+        log.warning("the %s key %s has no word of its predecessor: %s", use, kid, error)
+        return
+    public = bytes(SigningKey.objects.values_list("public_key", flat=True).get(pk=kid))
+    message = succession_message(use=use, predecessor=predecessor, public_key=public)
+    SigningKey.objects.filter(pk=kid).update(predecessor=predecessor, predecessor_signature=sign(key, message))
 
 
 def private_path(use: str, kid: str) -> Path:

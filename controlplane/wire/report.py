@@ -450,7 +450,8 @@ class Answer(Struct, frozen=True):
     """What a report is answered with: through which seq of its epoch reports are stored, and all that is in force.
 
     `revision` and `digest` name the policy to pull (0 and empty: none); `generation` is the
-    installation's and only grows; `quarantined` counts rows of this report that were set aside.
+    installation's and only grows; `quarantined` counts rows of this report that were set aside. `signing_keys` is
+    `signing.keys_digest` of the keys in use: an agent that trusts others says hello for them.
     """
 
     accepted_through: int
@@ -472,3 +473,4 @@ class Answer(Struct, frozen=True):
     items: list[Item] = []
     items_cancelled: list[ItemsCancelled] = []
     items_give_back: int = 0
+    signing_keys: str = ""

@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -57,6 +58,11 @@ def verify(public_key: bytes, signature: bytes, message: bytes) -> bool:
     except (BadSignatureError, NaClValueError):
         return False
     return True
+
+
+def keys_digest(names: Iterable[str]) -> str:
+    """16 hex digits that change when a signing key comes or goes; names are `policy:<kid>` and the like."""
+    return hashlib.sha256("\n".join(sorted(names)).encode()).hexdigest()[:16]
 
 
 def to_text(raw: bytes) -> str:

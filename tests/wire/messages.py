@@ -2,7 +2,7 @@
 
 from msgspec import Raw
 
-from controlplane.wire import enrolment, lease, policy, problem, report
+from controlplane.wire import enrolment, lease, policy, problem, report, verification
 
 UUID = "01a227c5-9af1-7369-af9d-034add706e7c"
 
@@ -88,6 +88,7 @@ ANSWER = report.Answer(
     items=[report.Item(1, 2, 3, 4, 5, 6, Raw(b'{"model":"llama-70b"}'))],
     items_cancelled=[report.ItemsCancelled(1, [2, 3])],
     items_give_back=4,
+    signing_keys="0123456789abcdef",
 )
 
 DOCUMENT = policy.PolicyDocument(
@@ -139,4 +140,5 @@ MESSAGES = {
     "live_freeze": policy.LiveFreeze(1, 2, 3),
     "nudge": policy.Nudge("recall", "chat-70b", UUID, 1, 2, 3, "d", 4, "nonce", 5, 6),
     "signed_nudge": policy.SignedNudge("kid", "c2ln", "Ym9keQ=="),
+    "succession": verification.Succession("policy", "old", "new", "a2V5", "c2ln"),
 }  # fmt: skip
