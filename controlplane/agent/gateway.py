@@ -188,20 +188,16 @@ class Connection(asyncio.Protocol):
     def eof_received(self) -> bool:
         """The client sends no more: it is gone, or waits for its answers. Says whether to keep the connection.
 
-        A stream that has begun is ended: nothing can be put into it to see whether anybody is there. So is what an
-        HTTP/1.0 client asked for, which knows no interim answers.
+        What an HTTP/1.0 client asked for is ended: it knows neither interim answers nor chunks.
         """
         last = self._queue[-1] if self._queue else self.current
-        if last is None or not last.chunked or self._overrun or self._front.closing or self._streams():
+        if last is None or not last.chunked or self._overrun or self._front.closing:
             return False
         last.keep_alive = False
         if not self._sent_all:
             self._sent_all = True
-            Probing(self.transport, self._streams)
+            Probing(self.transport, lambda: self.current)
         return True
-
-    def _streams(self) -> bool:
-        return self.current is not None and self.current.streaming
 
     def idle(self) -> bool:
         """Whether nothing is on its way here, in or out."""

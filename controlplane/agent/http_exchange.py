@@ -18,7 +18,7 @@ class HttpExchange:
 
     __slots__ = (
         "accept", "asked_class", "bearer", "body", "call", "chunked", "client_request_id", "connection", "done",
-        "error_form", "job", "keep_alive", "method", "path", "streaming", "traceparent",
+        "error_form", "job", "keep_alive", "method", "path", "streaming", "traceparent", "zeros",
     )  # fmt: skip
 
     def __init__(self, connection: Connection, method: str, path: str) -> None:
@@ -34,6 +34,7 @@ class HttpExchange:
         self.keep_alive = True
         self.chunked = True
         self.streaming = False
+        self.zeros = 0
         self.done = False
         self.call: Call | None = None
         self.error_form: Callable[[bytes], bytes] | None = None
@@ -81,10 +82,12 @@ class HttpExchange:
 
     def write(self, data: bytes) -> None:
         if data and self.connection is not None and not self.done:
+            self.zeros = 0
             self.connection.transport.write(chunk(data) if self.chunked else data)
 
     def write_chunks(self, chunks: bytes) -> None:
         if self.connection is not None and not self.done:
+            self.zeros = 0
             self.connection.transport.write(chunks if self.chunked else unchunked(chunks))
 
     def end_stream(self, data: bytes, *, close: bool = False) -> None:

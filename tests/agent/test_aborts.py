@@ -35,7 +35,7 @@ async def settled(agent: worlds.Agent):
 @pytest.mark.parametrize("words", [1, 10, 19])
 async def test_gone_in_the_middle_of_a_stream(make_agent, words):
     """At the first, a middle and the last chunk but one: prompt and what was produced are paid."""
-    agent = await make_agent(speed=5.0)
+    agent = await make_agent(speed=0.5)
     client = await WireClient.connect(agent.port)
     client.send(post(chat_body(stream=True, max_tokens=20, ignore_eos=True)))
     await read_words(client, words)

@@ -1,9 +1,16 @@
 """Clients that send no more and wait, clients that are gone, and more connections than there is room for."""
 
+import asyncio
+import re
+
+import httptools
 import pytest
 
+from controlplane.agent import open_ends
+from controlplane.agent.backends.openai import OpenAIBackend
 from controlplane.agent.open_ends import LOOK_PAUSE_S, IdleShedder
 from controlplane.core.reasons import Outcome
+from tests.agent import upstreams as up
 from tests.agent.wire_client import WireClient, chat_body, post
 
 CANCELLED = Outcome.CANCELLED_BY_CLIENT.code
@@ -49,6 +56,84 @@ async def test_a_client_that_closed_both_halves_cancels_within_a_second(make_age
     await agent.until(lambda: any(call.slot for call in agent.engine.calls.values()))
     client.writer.close()
     await agent.until(lambda: not agent.engine.calls, within_s=1.0)
+    assert [row.outcome for row in agent.closed_rows()] == [CANCELLED]
+    agent.assert_nothing_held()
+
+
+def silent_for(pause_s: float):
+    """A stream whose inference server says nothing for a while between two words."""
+
+    async def script(_, body, writer) -> None:
+        up.begin(writer)
+        for data in (up.ROLE, up.word("one")):
+            up.chunk(writer, data)
+        await asyncio.sleep(pause_s)
+        for data in (up.word("two"), up.END, up.USAGE, up.DONE):
+            up.chunk(writer, data)
+        up.end(writer)
+
+    return script
+
+
+def parsed(raw: bytes) -> bytes:
+    """The body of an answer as a strict parser reads it."""
+    body: list[bytes] = []
+
+    class Reader:
+        whole = False
+
+        def on_body(self, data: bytes) -> None:
+            body.append(data)
+
+        def on_message_complete(self) -> None:
+            self.whole = True
+
+    reader = Reader()
+    httptools.HttpResponseParser(reader).feed_data(raw)
+    assert reader.whole
+    return b"".join(body)
+
+
+@pytest.mark.parametrize("early", [True, False], ids=["before the stream", "in the stream"])
+async def test_a_stream_goes_on_after_the_client_closed_its_sending_half(make_agent, monkeypatch, early):
+    """Whenever it did: what it reads is the body as the server sent it, with probes in front of sizes of chunks."""
+    monkeypatch.setattr(open_ends, "PROBE_PAUSES_S", (0.01,))
+    async with up.Upstream(silent_for(0.6)) as server:
+        agent = await make_agent(backend=OpenAIBackend(server.url))
+        client = await WireClient.connect(agent.port)
+        options = {"stream": True, "stream_options": {"include_usage": True}}
+        client.send(post(chat_body(**options)))
+        if early:
+            client.writer.write_eof()
+        raw = b""
+        while b"one" not in raw:
+            raw += await client.reader.read(2**16)
+        if not early:
+            client.writer.write_eof()
+        raw += await asyncio.wait_for(client.reader.read(), 5)
+    raw = raw[raw.index(b"HTTP/1.1 200") :]
+    assert parsed(raw) == b"".join([up.ROLE, up.word("one"), up.word("two"), up.END, up.USAGE, up.DONE])
+    sizes = re.findall(rb"\r\n(0+[1-9a-f][0-9a-f]*)\r\ndata", raw)
+    assert max(len(size) - len(size.lstrip(b"0")) for size in sizes) == open_ends.ZEROS_MAX
+    assert [row.outcome for row in agent.closed_rows()] == [Outcome.COMPLETED.code]
+    agent.assert_nothing_held()
+
+
+@pytest.mark.parametrize("early", [True, False], ids=["before the stream", "in the stream"])
+async def test_who_leaves_while_the_server_is_silent_cancels_within_a_second(make_agent, early):
+    """Nothing but probes is written then: the stream has begun, and its next chunk is far away."""
+    async with up.Upstream(silent_for(30)) as server:
+        agent = await make_agent(backend=OpenAIBackend(server.url))
+        client = await WireClient.connect(agent.port)
+        client.send(post(chat_body(stream=True)))
+        if early:
+            client.writer.write_eof()
+        await asyncio.wait_for(client.reader.readuntil(b"one"), 5)
+        await asyncio.sleep(0.5 if early else 0.05)
+        assert agent.engine.calls, "it is still there"
+        client.writer.close()
+        await agent.until(lambda: not agent.engine.calls, within_s=1.0)
+        await agent.until(lambda: server.gone == 1, within_s=1.0)
     assert [row.outcome for row in agent.closed_rows()] == [CANCELLED]
     agent.assert_nothing_held()
 
