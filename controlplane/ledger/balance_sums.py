@@ -22,7 +22,7 @@ SELECT account_id, period, sum(debit), sum(credit), sum(debits), sum(credits) FR
     UNION ALL
     SELECT credit_id, period, 0, amount_nanos, 0, 1
     FROM ledger_transfer WHERE id > %(after)s AND id <= %(through)s
-) moved GROUP BY account_id, period
+) moved GROUP BY account_id, period ORDER BY account_id, period
 ON CONFLICT (account_id, period) DO UPDATE SET
     debit_nanos = ledger_balancesum.debit_nanos + excluded.debit_nanos,
     credit_nanos = ledger_balancesum.credit_nanos + excluded.credit_nanos,

@@ -48,7 +48,7 @@ WITH span AS (
         request_id, attempt, hour, found_at, copies, agent_ids, same_content, first_received_at, {keys}, {sums})
     SELECT request_id, attempt, %(hour)s, %(now)s, count(*), jsonb_agg(agent_id ORDER BY number),
         count(DISTINCT ({keys}, {sums})) = 1, min(received_at), {second}, {extra}
-    FROM numbered GROUP BY request_id, attempt
+    FROM numbered GROUP BY request_id, attempt ORDER BY request_id, attempt
     ON CONFLICT (request_id, attempt) DO UPDATE SET
         hour = EXCLUDED.hour, copies = EXCLUDED.copies, agent_ids = EXCLUDED.agent_ids,
         same_content = EXCLUDED.same_content, {grown}
