@@ -12,8 +12,11 @@ from datetime import timedelta
 from typing import Any
 from uuid import NAMESPACE_URL, UUID, uuid5
 
+from django.contrib.auth.models import User
 from django.utils import timezone
 
+from controlplane.access.models import Invitation, PersonalToken, Session
+from controlplane.access.queries import hashed
 from controlplane.alerts.delivering import tell_test
 from controlplane.alerts.models import Alert, Delivery, Receiver, Silence
 from controlplane.audit.actors import Actor
@@ -24,11 +27,11 @@ from controlplane.budgets.models import Budget, BudgetIncrease
 from controlplane.contracts.actions import create_contract
 from controlplane.contracts.models import Contract
 from controlplane.core.reasons import Reason
+from controlplane.experiments.models import Experiment, ExperimentResult
 from controlplane.fleet.actions import create_enrolment_token
 from controlplane.flex.models import Decision, Lend
 from controlplane.jobs.models import Batch, Job, StoredFile
 from controlplane.jobs.storage import Writing
-from controlplane.experiments.models import Experiment, ExperimentResult
 from controlplane.ledger import rates
 from controlplane.ledger.models import AttributionInterval, ExportJob, Invoice, InvoiceUpload, Proposal
 from controlplane.policy.compile import compile_configuration
@@ -344,10 +347,6 @@ def delivery(owner: str) -> int:
     return found.pk
 
 
-ARGUMENTS: dict[tuple[str, str], Maker] = {
-    ("alerts/", "alert_id"): alert,
-    ("alerts/silences/", "silence_id"): silence,
-    ("alerts/receivers/", "receiver_id"): receiver,
 def invitation_secret(owner: str) -> str:
     invitation(owner)
     return f"secret of {owner}"
@@ -418,11 +417,15 @@ EXPERIMENT_ANSWER = {
     "verdict": "unknown", "reasons": ["not_tested"],
 }  # fmt: skip
 
-    ("alerts/deliveries/", "delivery_id"): delivery,
+ARGUMENTS: dict[tuple[str, str], Maker] = {
     ("lab/", "pk"): experiment,
     ("lab/", "token"): share_token,
     ("lab/", "kind"): experiment_kind,
     ("api/v1/lab/experiments/", "pk"): experiment,
+    ("alerts/", "alert_id"): alert,
+    ("alerts/silences/", "silence_id"): silence,
+    ("alerts/receivers/", "receiver_id"): receiver,
+    ("alerts/deliveries/", "delivery_id"): delivery,
     ("api/v1/alerts/", "alert_id"): alert,
     ("api/v1/silences/", "pk"): silence,
     ("finance/statements/", "slug"): tenant,
@@ -476,6 +479,13 @@ EXPERIMENT_ANSWER = {
     ("budgets/", "budget_id"): budget,
     ("budgets/", "increase_id"): increase,
     ("settings/members/", "member_id"): member,
+    ("settings/members/", "public_id"): session_id,
+    ("settings/members/", "token_id"): personal_token,
+    ("settings/invitations/", "invitation_id"): invitation,
+    ("invitation/", "secret"): invitation_secret,
+    ("account/sessions/", "public_id"): session_id,
+    ("account/tokens/", "token_id"): personal_token,
+    ("account/passkeys/", "pk"): passkey,
     ("audit/", "entry_id"): entry,
     ("pools/", "slug"): pool,
     ("classes/", "slug"): workload_class,
