@@ -103,7 +103,7 @@ class LoadForm(WindowMixin):
     base_ms = number("Constant: base, ms", 50, 0, 60_000)
     prompt_us = whole("Constant: for each prompt token, µs", 125, 0, 1_000_000)
     output_us = whole("Constant: for each output token, µs", 30_000, 0, 10_000_000)
-    objective_ms = number("Objective: time to first token, ms", 700, 1, 600_000)
+    objective_ms = number("Objective: time to first token, ms", 1_500, 1, 600_000)
 
     def clean(self) -> dict[str, Any]:
         found = super().clean() or self.cleaned_data
@@ -123,7 +123,7 @@ class LoadForm(WindowMixin):
 class TestForm(LoadForm, ExperimentForm):
     """Kinds that ask whether an objective is kept."""
 
-    target_percent = number("Target, % of offered requests", 99, 1, 99.999, "That must begin to answer in time")
+    target_percent = number("Target, % of offered requests", 95, 1, 99.999, "That must begin to answer in time")
     quality_percent = number("Quality guard, %", 1, 0, 100, "Truncated, failed or downgraded at most, in every stage")
     forecast = number("Forecast, times today's rate", 1.5, 0.01, 100)
 
