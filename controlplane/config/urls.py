@@ -5,7 +5,7 @@ from importlib.util import find_spec
 from django.urls import include, path
 
 APPS = (
-    "audit", "web", "tenants", "alerts", "fleet", "contracts", "budgets", "jobs", "usage", "ledger", "policy", "flex",
+    "audit", "web", "tenants", "access", "alerts", "fleet", "contracts", "budgets", "jobs", "usage", "ledger", "policy", "flex",
     "live", "experiments",
 )  # fmt: skip
 

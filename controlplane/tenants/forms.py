@@ -170,7 +170,7 @@ class MemberForm(forms.Form):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        _tenants(self)
+        offer_tenants(self)
 
 
 class MemberEditForm(forms.Form):
@@ -189,7 +189,7 @@ class MemberEditForm(forms.Form):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        _tenants(self)
+        offer_tenants(self)
 
 
 class PasswordForm(forms.Form):
@@ -226,7 +226,7 @@ def member_initial(member: Member) -> dict[str, Any]:
     return {"role": member.role, "tenant": member.tenant, "version": member.version}
 
 
-def _tenants(form: forms.Form) -> None:
+def offer_tenants(form: forms.Form) -> None:
     field = form.fields["tenant"]
     field.queryset = Tenant.objects.exclude(state=Tenant.State.ARCHIVED).order_by("slug")  # type: ignore[attr-defined]
     field.label_from_instance = lambda row: row.slug  # type: ignore[attr-defined]

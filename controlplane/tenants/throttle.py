@@ -8,6 +8,7 @@ import hashlib
 import logging
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
@@ -18,6 +19,8 @@ log = logging.getLogger(__name__)
 
 WINDOW_S = 900
 LIMITS = {"pair": 5, "name": 30, "address": 60}
+# Of pages that a long random link opens.
+PAGE_LIMITS = {"pair": 60, "name": 6_000, "address": 60}
 SLOW_S = 2.0
 SLOW_QUEUE_S = 6.0
 _one_at_a_time = threading.Lock()
@@ -31,7 +34,7 @@ class Gate:
     try_again_at: datetime | None = None
 
 
-def enter(name: str, address: str, now: datetime) -> Gate:
+def enter(name: str, address: str, now: datetime, *, limits: Mapping[str, int] = LIMITS) -> Gate:
     """Counts one try and says whether it may go on."""
     window = int(now.timestamp()) // WINDOW_S
     try:
@@ -39,7 +42,7 @@ def enter(name: str, address: str, now: datetime) -> Gate:
     except (RedisError, OSError) as error:
         log.warning("cache unreachable, sign-in is slowed down: %s", error)
         return _slowly(now)
-    if any(counts[what] > limit for what, limit in LIMITS.items()):
+    if any(counts[what] > limit for what, limit in limits.items()):
         return Gate(False, datetime.fromtimestamp((window + 1) * WINDOW_S, tz=UTC))
     return Gate(True)
 

@@ -5,8 +5,6 @@ from django.urls import path
 from controlplane.tenants import account_views, audit_views, description, key_views, member_views, views
 
 urlpatterns = [
-    path("sign-in/", account_views.sign_in, name="login"),
-    path("sign-out/", account_views.sign_out, name="logout"),
     path("account/password/", account_views.password, name="password"),
     path("tenants/new/", views.tenant_new, name="tenant-new"),
     path("tenants/<slug:slug>/edit/", views.tenant_edit, name="tenant-edit"),

@@ -1,0 +1,35 @@
+"""`@confirmed`: who changes how they get in has shown within five minutes who they are."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from allauth.account.adapter import get_adapter
+from allauth.account.internal.flows.reauthentication import is_reauthentication_required
+from django.contrib import messages
+from django.core.exceptions import PermissionDenied
+from django.http import HttpRequest
+from django.http.response import HttpResponseBase
+from django.shortcuts import redirect
+from django.urls import reverse
+from django.utils.http import urlencode
+
+View = Callable[..., HttpResponseBase]
+
+
+def confirmed(view: View) -> View:
+    """Sends to the page that asks for password, code or passkey, and from there back. What was posted is not kept."""
+
+    @functools.wraps(view)
+    def guarded(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+        if not is_reauthentication_required(request, app="allauth.mfa"):
+            return view(request, *args, **kwargs)
+        methods = get_adapter().get_reauthentication_methods(request.user)
+        if not methods:
+            raise PermissionDenied("There is no way to confirm that it is you. Ask an administrator.")
+        back = request.get_full_path() if request.method == "GET" else reverse("account")
+        if request.method != "GET":
+            messages.info(request, "Nothing was changed yet: it was too long ago that you confirmed that it is you.")
+        return redirect(f"{methods[0]['url']}?{urlencode({'next': back})}")
+
+    return guarded
