@@ -66,6 +66,12 @@ def bounded(report: ReportOfTuples) -> tuple[ReportOfTuples, Impossible]:
     return (msgspec.structs.replace(report, **changes), impossible) if changes else (report, impossible)
 
 
+def dropped_requests(report: ReportOfTuples) -> frozenset[bytes]:
+    """The ids of requests whose item's result cannot be true: neither result nor charge may count without the other."""
+    rows = [row for row in report.items_done if not _is_item_done(row)]
+    return frozenset(uuid.UUID(row.request_id).bytes for row in rows if _is_uuid(row.request_id))
+
+
 def is_spend(row: LeaseSpend) -> bool:
     """Whether every number of a spend fits its column."""
     return 0 < row.lease_id <= INT8_MAX and max(abs(row.spent_nanos), abs(row.reserved_nanos)) <= INT8_MAX

@@ -88,7 +88,23 @@ def check_records(group: Sequence[Incoming], read: Read, known: Known, bounds: B
             checked.aside.append(_aside(group[at], fault.reason, {"records": faulty}, len(faulty)))
             checked.aside_records[at] += len(faulty)
         checked.records = read.records.only(faults == Fault.NONE)
+    if any(incoming.dropped for incoming in group):
+        _set_aside_dropped(group, checked)
     return checked
+
+
+def _set_aside_dropped(group: Sequence[Incoming], checked: Checked) -> None:
+    """Records of batch items whose result was set aside: what nobody gets nobody pays, and the item runs again."""
+    records = checked.records
+    sources = records.source.tolist()
+    positions = [at for at, raw in enumerate(records.request_ids) if raw.tobytes() in group[sources[at]].dropped]
+    for source in sorted({sources[at] for at in positions}):
+        rows = as_rows(records, [at for at in positions if sources[at] == source])
+        checked.aside.append(_aside(group[source], "impossible_item", {"records": rows}, len(rows)))
+        checked.aside_records[source] += len(rows)
+    keep = np.ones(len(sources), dtype=np.bool_)
+    keep[positions] = False
+    checked.records = records.only(keep)
 
 
 Batches = list[Batch]

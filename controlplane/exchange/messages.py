@@ -32,6 +32,8 @@ class Incoming:
     """What the report said that cannot be true, by field: it is not in `report` any more."""
     packed: PackedRows | None = None
     """The records, where they came packed; `report.records` is empty then."""
+    dropped: frozenset[bytes] = frozenset()
+    """Requests, as the bytes of their ids, whose item's result is among what cannot be true."""
 
     @property
     def rows(self) -> Rows:

@@ -20,7 +20,7 @@ from django.db import OperationalError
 from controlplane.core.period import to_us
 from controlplane.exchange.answers import Outlook, compose
 from controlplane.exchange.authentication import AgentDirectory, Caller, Headers, verified_at_hand
-from controlplane.exchange.bounding import bounded
+from controlplane.exchange.bounding import bounded, dropped_requests
 from controlplane.exchange.composition import Result
 from controlplane.exchange.group_commit import NotStored, Outcome
 from controlplane.exchange.messages import Incoming, read_report
@@ -44,10 +44,12 @@ def incoming_of(caller: Caller, body: bytes, digest: bytes, received_us: int, co
         raise Refusal("bad_signature", "The signed seq is not the report's seq, or the report has no epoch.")
     if caller.epoch not in (report.epoch, caller.agent.epoch):
         raise Refusal("superseded", "The signed epoch is neither the report's nor this agent's present one.")
-    report, impossible = bounded(report)
+    given = report
+    report, impossible = bounded(given)
+    dropped = dropped_requests(given) if "items_done" in impossible else frozenset()
     lost_from = 0 if report.lost is None else report.lost.first_seq
     envelope = Envelope(caller.agent.id, report.epoch, report.seq, digest, caller.epoch, lost_from)
-    return Incoming(envelope, caller.agent.pool_id, report, received_us, impossible, packed)
+    return Incoming(envelope, caller.agent.pool_id, report, received_us, impossible, packed, dropped)
 
 
 def refuse(result: Result, incoming: Incoming) -> None:

@@ -23,6 +23,7 @@ MEANINGS: Final[Mapping[str, str]] = {
     "negative_number": "A count or a duration below zero. Look at the clock of the agent's machine.",
     "absurd_number": "A number larger than anything that can be true. Update the agent; if it stays, report it.",
     "impossible_number": "A number beside the records that cannot be true. The rest of the report was taken.",
+    "impossible_item": "Its batch item's result cannot be true. Neither counts, the item runs again. Update the agent.",
     "impossible_times": "It ended before it began. Look at the clock of the agent's machine (NTP).",
     "in_the_future": "It ended more than 5 minutes from now. Set the clock of the agent's machine (NTP).",
     "too_old": "It ended longer ago than spools are kept. Book it by hand if it is due.",

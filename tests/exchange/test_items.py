@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
 import pytest_asyncio
 from asgiref.sync import sync_to_async
@@ -18,7 +19,7 @@ from controlplane.jobs import batch_actions
 from controlplane.jobs.item_sweep import sweep_items
 from controlplane.jobs.models import Item, ItemHolder, ItemResult, Job
 from controlplane.ledger.models import RateCard
-from controlplane.usage.models import RollupDelta, UsageRecord
+from controlplane.usage.models import Quarantine, RollupDelta, UsageRecord
 from controlplane.wire.report import FLAG_NOT_CHARGED, Answer, LeaseSpend, SlotUsage
 from tests import factories
 from tests.exchange.door import TestAgent
@@ -408,15 +409,35 @@ async def test_answers_are_cut_at_their_bytes_and_go_on_with_the_next(worker, bu
 
 
 async def test_impossible_ends_of_items_are_set_aside_and_the_rest_counts(worker, bulk):
-    import msgspec
-
+    """Result and record alike: a result that never lands is not charged, and one that does is charged once."""
     job = await job_of(bulk, 2)
     await worker.ask(2)
     parts = worker.finish()
+    sound = parts["items_done"][1].request_id
     parts["items_done"][0] = msgspec.structs.replace(parts["items_done"][0], line=2**40)
     answer = await worker.ask(0, **parts)
-    assert answer.accepted_through == 2
+    assert (answer.accepted_through, answer.quarantined) == (2, 1)
     assert sorted((await sync_to_async(states)(job)).values()) == [LEASED, DONE]
+
+    def read():
+        aside = {row.reason: (row.records, list(row.payload)) for row in Quarantine.objects.all()}
+        return [str(row.request_id) for row in UsageRecord.objects.all()], aside, charges()
+
+    stored, aside, charged = await sync_to_async(read)()
+    assert stored == [sound]
+    assert aside == {"impossible_number": (0, ["items_done"]), "impossible_item": (1, ["records"])}
+    row = await now_of(job)
+    assert (row.items_completed, row.charge_nanos) == (1, charged[0][0]) and charged[0][0] > 0
+
+    await sync_to_async(sweep_items)(later(300))
+    await worker.ask(0)
+    worker.held.clear()
+    await worker.ask(2)
+    await worker.ask(0, **worker.finish())
+    row = await now_of(job)
+    charged = await sync_to_async(charges)()
+    assert (row.state, row.items_completed, len(charged)) == ("completed", 2, 2)
+    assert row.charge_nanos == sum(nanos for nanos, free in charged if not free)
 
 
 def test_gpu_time_of_a_refused_result_becomes_repeated_work_and_sums_stay():
