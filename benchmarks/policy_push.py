@@ -4,7 +4,12 @@
 
 Ours is the real path: push() in the database, a real Celery worker, one broadcast, pulls from a real uvicorn, one
 shared verification, real signed reports whose transactions acknowledge. Interleaved with the peer, one warm-up each.
-Exit 1 when not all agents acknowledged within the goal.
+Exit 1 when less than 99.9 % of the agents acknowledged within the goal (2 s up to 1,000 agents, 3 s beyond), or when
+the peer takes less than ten times as long.
+
+A process may hold only so many connections: where 10,000 agents need more (`ulimit -n`), several of them share one
+connection to the broker, and the peer runs with fewer agents and is scaled up, which its one message per agent makes
+linear. The table says so.
 """
 
 from __future__ import annotations
@@ -13,9 +18,11 @@ import argparse
 import asyncio
 import contextlib
 import json
+import math
 import os
 import platform
 import random
+import resource
 import statistics
 import subprocess
 import sys
@@ -30,8 +37,13 @@ import uvloop
 
 from benchmarks.ingest import ROOT, Server, benchmark_database, server
 
-GOAL_S = 2.0
-TIMEOUT_S = 60.0
+GOAL_S, GOAL_S_BEYOND_1000 = 2.0, 3.0
+ACKED_SHARE = 0.999
+RATIO_LEAST = 10.0
+TIMEOUT_S = 120.0
+# Files that are no agent's connection: the database, the broker, logs.
+OTHER_FILES = 500
+BROKER_CLIENTS_MOST = 9_000
 POOL = "benchmark"
 TENANTS = 50
 REAL_AGENTS = 21
@@ -66,7 +78,24 @@ def main() -> int:
     print_table(table)
     if options.json:
         options.json.write_text(json.dumps(table, indent=2))
-    return 0 if table["all_acked_s_worst"] <= GOAL_S else 1
+    return 0 if table["within_goal"] and table["ratio_to_peer"] >= RATIO_LEAST else 1
+
+
+def goal_s(agents: int) -> float:
+    """Seconds in which 99.9 % of the agents shall have acknowledged."""
+    return GOAL_S if agents <= 1_000 else GOAL_S_BEYOND_1000
+
+
+def sharing(agents: int, files: int) -> tuple[int, int]:
+    """(agents per connection to the broker, agents of the peer) that fit into `files` open files and the broker."""
+    room = files - OTHER_FILES
+    per_broker = 1
+    while agents + -(-agents // per_broker) > room or agents / per_broker > BROKER_CLIENTS_MOST:
+        per_broker += 1
+        if per_broker > 64:
+            raise SystemExit(f"{agents:,} agents need more than {files:,} open files: raise `ulimit -n`")
+    # Each agent of the peer has a connection to its broker and one to its web server, beside ours that stay open.
+    return per_broker, max(1, min(agents, (room - agents) // 2, BROKER_CLIENTS_MOST))
 
 
 def _redis(stack: contextlib.ExitStack) -> str:
@@ -198,14 +227,15 @@ async def measure(
     processes = {"web process": web.process, "worker": celery, "agents": psutil.Process()}
     await connect(agents, web.port)
     await gathered(agents, lambda agent: agent.hello(), 50)
+    per_broker, peers = sharing(len(agents), resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     ours, peer = [], []
     for number in range(rounds + 1):
-        mine = await ours_round(agents, tenants, redis_url, number, processes)
-        theirs = await peer_round(agents, redis_url, peer_port)
+        mine = await ours_round(agents, tenants, redis_url, number, processes, per_broker)
+        theirs = await peer_round(agents[:peers], redis_url, peer_port)
         if number:  # the first round warms caches and connections on both sides
             ours.append(mine)
             peer.append(theirs)
-    return summarised(ours, peer, len(agents))
+    return summarised(ours, peer, len(agents)) | {"agents_per_broker_connection": per_broker, "peer_agents": peers}
 
 
 def _cpu_s(processes: dict[str, psutil.Process]) -> dict[str, float]:
@@ -214,7 +244,9 @@ def _cpu_s(processes: dict[str, psutil.Process]) -> dict[str, float]:
     return {name: spent.user + spent.system for name, spent in times.items()}
 
 
-async def ours_round(agents, tenants, redis_url: str, number: int, processes: dict[str, psutil.Process]):
+async def ours_round(
+    agents, tenants, redis_url: str, number: int, processes: dict[str, psutil.Process], per_broker: int
+):
     """One push; the times of every agent, and the CPU seconds until all had acknowledged.
 
     Raises when one does not acknowledge in time.
@@ -243,18 +275,20 @@ async def ours_round(agents, tenants, redis_url: str, number: int, processes: di
         if len(times.acked) == len(agents):
             everyone.set()
 
-    def heard(agent, message: bytes):
+    def heard(group, message: bytes):
         if not message.startswith(b"{"):
             return
-        nudge = agent.shared.nudge(kombu_body(message))
-        times.heard.append(time.perf_counter() - began[0])
-        tasks.append(loop.create_task(follow(agent, nudge)))
+        for agent in group:
+            nudge = agent.shared.nudge(kombu_body(message))
+            times.heard.append(time.perf_counter() - began[0])
+            tasks.append(loop.create_task(follow(agent, nudge)))
 
     database = (redis_url.rsplit("/", 1)[-1] or "0") if redis_url.count("/") > 2 else "0"
     prefix = REDIS_TRANSPORT_OPTIONS["global_keyprefix"]
     channel = f"{prefix}/{database}.{pool_exchange(POOL)}/{ROUTING_KEY}"
-    for agent in agents:
-        await subscribe(agent, redis_url, lambda message, agent=agent: heard(agent, message), "SUBSCRIBE", channel)
+    groups = [agents[at : at + per_broker] for at in range(0, len(agents), per_broker)]
+    for group in groups:
+        await subscribe(group[0], redis_url, lambda message, group=group: heard(group, message), "SUBSCRIBE", channel)
     await asyncio.sleep(0.5)
     await sync_to_async(lambda: tenants.objects.filter(slug="tenant-0").update(weight=number + 1))()
     before = _cpu_s(processes)
@@ -267,8 +301,8 @@ async def ours_round(agents, tenants, redis_url: str, number: int, processes: di
     stored = await sync_to_async(lambda: Delivery.objects.filter(rollout__revision=revision, state="acked").count())()
     if stored != len(agents):
         raise SystemExit(f"{stored} of {len(agents)} acknowledgements stored")
-    for agent in agents:
-        agent.broker._transport.close()
+    for group in groups:
+        group[0].broker._transport.close()
     sizes = {"load": os.getloadavg()[0], "bundle_bytes": agents[0].shared.bundle_bytes}
     return {
         "pushed": pushed,
@@ -339,15 +373,21 @@ def summarised(ours: list[dict], peer: list[dict], agents: int) -> dict:
     def middle(rounds: list[dict], name: str, q: float) -> float:
         return statistics.median(found[name][min(len(found[name]) - 1, int(q * len(found[name])))] for found in rounds)
 
+    scale = agents / len(peer[-1]["acked"])
+    acked = [found["acked"][max(0, math.ceil(ACKED_SHARE * agents) - 1)] for found in ours]
     table = {
         "agents": agents,
+        "goal_s": goal_s(agents),
+        "acked_999_s": acked,
+        "acked_999_s_worst": max(acked),
+        "within_goal": max(acked) <= goal_s(agents),
         "rounds": len(ours),
         "cpus": os.cpu_count(),
         "load_average": [found["load"] for found in ours],
         "bundle_bytes": ours[-1]["bundle_bytes"],
         "all_acked_s": [found["acked"][-1] for found in ours],
         "all_acked_s_worst": max(found["acked"][-1] for found in ours),
-        "ratio_to_peer": statistics.median(b["acked"][-1] / a["acked"][-1] for a, b in zip(ours, peer)),
+        "ratio_to_peer": statistics.median(scale * b["acked"][-1] / a["acked"][-1] for a, b in zip(ours, peer)),
         "cpu_s": {name: statistics.median(found["cpu"][name] for found in ours) for name in ours[0]["cpu"]},
         "versions": {
             "python": platform.python_version(),
@@ -387,11 +427,18 @@ def print_table(table: dict) -> None:
     spent = ", ".join(f"{name} {seconds:.2f}" for name, seconds in table["cpu_s"].items())
     print(f"CPU seconds from the push to the last acknowledgement: {spent}")
     print("all acknowledged, by round: " + ", ".join(f"{seconds:.2f}" for seconds in table["all_acked_s"]) + " s")
-    verdict = "met" if table["all_acked_s_worst"] <= GOAL_S else "MISSED"
+    if table["agents_per_broker_connection"] > 1:
+        print(f"{table['agents_per_broker_connection']} agents share one connection to the broker (open files)")
+    scaled = ""
+    if table["peer_agents"] < table["agents"]:
+        scaled = f" (measured with {table['peer_agents']:,} agents, scaled to {table['agents']:,})"
+    verdict = "met" if table["within_goal"] else "MISSED"
+    ratio = "met" if table["ratio_to_peer"] >= RATIO_LEAST else "MISSED"
     print(
-        f"all acknowledged: median {table['ours']['acked_all_s']:.3f} s, worst {table['all_acked_s_worst']:.3f} s, "
-        f"goal <= {GOAL_S:.0f} s in the worst round: {verdict}; peer takes {table['ratio_to_peer']:.1f}x as long"
+        f"99.9 % acknowledged: worst round {table['acked_999_s_worst']:.3f} s, goal <= {table['goal_s']:.0f} s: "
+        f"{verdict}; all: median {table['ours']['acked_all_s']:.3f} s, worst {table['all_acked_s_worst']:.3f} s"
     )
+    print(f"peer takes {table['ratio_to_peer']:.1f}x as long{scaled}, goal >= {RATIO_LEAST:.0f}x: {ratio}")
 
 
 if __name__ == "__main__":
