@@ -100,6 +100,8 @@ class PoolControl:
         self._lent: dict[str, Loan] = {}
         self.marks = FlexMarks()
         self.loans: list[Loan] = []
+        self.frozen_us: Sequence[tuple[int, int]] = ()
+        """Spans from the start in which nothing new is lent."""
         self.trips: list[tuple[int, str, str]] = []
         """(instant, slot, cause)"""
         self.samples: list[tuple[int, float, int, int]] = []
@@ -236,6 +238,7 @@ class PoolControl:
             ),
             jobs=self.items.backlog(),
             lends_this_week=sum(loan.lent_us > since_us for loan in self.loans),
+            frozen=any(begin <= now_us - self.simulator.start_us < end for begin, end in self.frozen_us),
             trips=frozenset(name for name, fence in self._pending_trips if self._is_present(name, fence)),
         )
 

@@ -58,6 +58,8 @@ class Load:
     workload: Workload
     jobs: tuple[JobSpec, ...] = ()
     refused: dict[str, tuple[BadLine, ...]] = field(default_factory=dict)
+    frozen_us: tuple[tuple[int, int], ...] = ()
+    """Spans from the start in which the flex band is frozen: no new loan, loans run on."""
 
 
 def load(
@@ -115,6 +117,7 @@ def run_policy(
 def simulate(simulator: Simulator, given: Load, *, wire: Wire | None = None, watch: Watch | None = None) -> PoolControl:
     """Runs a simulator with its control plane to the end."""
     control = PoolControl(simulator, given.jobs, wire, watch)
+    control.frozen_us = given.frozen_us
     if watch is not None:
         watch.begin(given.workload.at_us[-1] if len(given.workload) else horizon_us(given))
     control.start()

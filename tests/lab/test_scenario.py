@@ -17,8 +17,9 @@ from controlplane.lab.arguments import (
 )
 from controlplane.lab.policies import bands, changed, document_of
 from controlplane.lab.reference import Rules, fifo_recursion
-from controlplane.lab.scenario import JobUse, TraceUse, effects, load, run_policy, run_reference
+from controlplane.lab.scenario import JobUse, Load, TraceUse, effects, load, run_policy, run_reference
 from controlplane.lab.service import Constants, read_service
+from tests.lab import nights
 from tests.lab.nights import azure_file, mooncake_file
 
 SERVICE = Constants(50_000, 125, 30_000)
@@ -129,3 +130,18 @@ def test_a_policy_is_read_from_a_file(tmp_path):
     path.write_text("slots: {interactive: 2}\nspeed: 3\n")
     with pytest.raises(ValueError, match="unknown speed"):
         read_policy(str(path), Places(8, 1, {}), ["a"], {})
+
+
+def test_nothing_new_is_lent_while_the_band_is_frozen():
+    """As after a page-level burn: loans run on, none begins."""
+    work, jobs = nights.traffic(12, 2, 3), (nights.job(2_200, 12),)
+
+    def lent(*frozen_us: tuple[int, int]) -> list[float]:
+        flex = run_policy(nights.band(), Load(work, jobs, frozen_us=frozen_us), nights.SERVICE)["flex"]
+        return [loan["lent_s"] for loan in flex["loans"]]
+
+    free = lent()
+    assert len(free) > 1
+    assert lent((0, 1 << 62)) == []
+    assert lent((round(free[0] * 1e6) + 1, 1 << 62)) == free[:1]
+    assert lent((0, round(free[1] * 1e6)))[0] == free[1], "and when its time is over, at once"
