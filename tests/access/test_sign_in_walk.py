@@ -112,7 +112,7 @@ def test_a_passkey_beside_the_password_and_alone(site):
 
         sign_out(page)
         page.click("#passkey")
-        page.wait_for_selector("nav >> text=Tenants")
+        page.wait_for_selector("summary[aria-label^='Account of']")
         page.goto("/account/")
         assert "passkey</td>" in page.content()
 
