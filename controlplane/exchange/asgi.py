@@ -17,6 +17,7 @@ from django.db import OperationalError
 
 from controlplane.core.period import from_us, to_us
 from controlplane.exchange.authentication import Caller, Headers, authenticate
+from controlplane.exchange.body_room import BodyRoom, Held
 from controlplane.exchange.handlers import Handlers
 from controlplane.exchange.problems import Refusal, Reply, fault, problem_reply
 from controlplane.exchange.reports import PATH, Arrived
@@ -42,6 +43,7 @@ class ExchangeApplication:
         self._fallback = fallback
         self._handlers = handlers
         self._tasks: set[asyncio.Task[Reply]] = set()
+        self.room = BodyRoom()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or not scope["path"].startswith(PREFIX):
@@ -108,11 +110,12 @@ class ExchangeApplication:
         if method != "POST":
             raise Refusal("not_found", f"Use POST for {path}.", status=405)
         limit = _limit(name)
-        sent = await _read_body(receive, headers, limit)
-        received = datetime.now(UTC)
-        if name == "enrol":
-            return await self.handlers.enrol(_unpacked(sent, headers, limit))
-        return await self._signed(name, path, headers, sent, received)
+        with self.room.hold() as held:
+            sent = await _read_body(receive, headers, limit, held)
+            received = datetime.now(UTC)
+            if name == "enrol":
+                return await self.handlers.enrol(_unpacked(sent, headers, limit))
+            return await self._signed(name, path, headers, sent, received)
 
     async def _signed(self, name: str, path: str, headers: Headers, sent: bytes, received: datetime) -> Reply:
         handlers = self.handlers
@@ -146,8 +149,12 @@ def _limit(name: str) -> int:
     return int(settings.REPORT_BODY_LIMIT_BYTES) if name == "report" else SMALL_BODY_BYTES
 
 
-async def _read_body(receive: Receive, headers: Headers, limit: int) -> bytes:
-    """The body as sent. Raises Refusal: too_large as soon as it is known, unreadable when it stalls or breaks off."""
+async def _read_body(receive: Receive, headers: Headers, limit: int, held: Held) -> bytes:
+    """The body as sent.
+
+    Raises Refusal: too_large as soon as it is known, busy where there is no room, unreadable when it stalls or breaks
+    off.
+    """
     declared = headers.get(b"content-length", b"0")
     if not declared.isdigit() or int(declared) > limit:
         raise _too_large(limit)
@@ -164,7 +171,9 @@ async def _read_body(receive: Receive, headers: Headers, limit: int) -> bytes:
                 if size > limit:
                     raise _too_large(limit)
                 if not message.get("more_body", False):
+                    held.whole(size)
                     return b"".join(parts)
+                held.arriving(size)
     except TimeoutError:
         raise Refusal("unreadable", f"The body did not arrive within {READ_TIMEOUT_S:.0f} s.", status=408) from None
 

@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 
 WINDOW_S = 0.005
 ROWS_MAX = 10_000
+ITEMS_MAX = 500
+"""Reports of one group: the last one waits for the answers of all before it."""
 FLUSHERS = 2
 RETRIES = 4
 
@@ -110,6 +112,7 @@ class Groups(Generic[Item, Answer]):
         failed: Callable[[Exception], Answer],
         window_s: float = WINDOW_S,
         rows_max: int = ROWS_MAX,
+        items_max: int = ITEMS_MAX,
         flushers: int = FLUSHERS,
     ) -> None:
         self._work = work
@@ -118,6 +121,7 @@ class Groups(Generic[Item, Answer]):
         self._failed = failed
         self._window_s = window_s
         self._rows_max = rows_max
+        self._items_max = items_max
         self._flushers = flushers
         self._threads = ThreadPoolExecutor(flushers, thread_name_prefix="exchange-commit")
         self._waiting: deque[_Waiting[Item, Answer]] = deque()
@@ -155,7 +159,7 @@ class Groups(Generic[Item, Answer]):
         batch: list[_Waiting[Item, Answer]] = []
         left: list[_Waiting[Item, Answer]] = []
         rows = 0
-        while self._waiting and rows < self._rows_max:
+        while self._waiting and rows < self._rows_max and len(batch) < self._items_max:
             waiting = self._waiting.popleft()
             if waiting[1] in self._busy:
                 left.append(waiting)

@@ -63,6 +63,6 @@ class Reply:
 
 def problem_reply(document: Problem) -> Reply:
     headers: tuple[tuple[bytes, bytes], ...] = ((b"content-type", b"application/problem+json"),)
-    if document.status == 503:
+    if document.status in (429, 503):
         headers += ((b"retry-after", b"1"),)
     return Reply(document.status, msgspec.json.encode(document), headers)

@@ -39,14 +39,16 @@ class ReportCycle:
     """A report and its answer, in the place of uvicorn's cycle of request and response."""
 
     __slots__ = (
-        "disconnected", "headers", "keep_alive", "message_event", "parts", "protocol", "response_complete", "timer",
-        "whole",
+        "disconnected", "headers", "held", "keep_alive", "message_event", "parts", "protocol", "response_complete",
+        "size", "timer", "whole",
     )  # fmt: skip
 
     def __init__(self, protocol: ReportProtocol, headers: dict[bytes, bytes], *, keep_alive: bool) -> None:
         self.protocol = protocol
         self.headers = headers
         self.parts: list[bytes] = []
+        self.size = 0
+        self.held = protocol.exchange.room.hold()
         self.keep_alive = keep_alive
         self.whole = False
         self.response_complete = False
@@ -56,6 +58,7 @@ class ReportCycle:
 
     def answer(self, reply: Reply) -> None:
         """Writes the reply, unless the connection is gone."""
+        self.held.release()
         protocol = self.protocol
         if self.disconnected or self.response_complete or protocol.transport.is_closing():
             return
@@ -107,17 +110,32 @@ class ReportProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         cycle = self.cycle
-        if type(cycle) is ReportCycle and not cycle.whole and cycle.timer is None and not cycle.response_complete:
+        if type(cycle) is not ReportCycle or cycle.whole or cycle.response_complete:
+            return
+        try:
+            cycle.held.arriving(cycle.size)
+        except Refusal as refusal:
+            _stop(cycle)
+            self._give_up(cycle, problem_reply(refusal.problem))
+            return
+        if cycle.timer is None:
             cycle.timer = self.loop.call_later(READ_TIMEOUT_S, self._stalled, cycle)
 
     def _stalled(self, cycle: ReportCycle) -> None:
-        cycle.keep_alive = False
         text = f"The body did not arrive within {READ_TIMEOUT_S:.0f} s."
-        cycle.answer(problem_reply(Refusal("unreadable", text, status=408).problem))
+        self._give_up(cycle, problem_reply(Refusal("unreadable", text, status=408).problem))
+
+    def _give_up(self, cycle: ReportCycle, reply: Reply) -> None:
+        """Answer before the body is whole: what is left of it is not waited for."""
+        cycle.parts = []
+        cycle.keep_alive = False
+        cycle.answer(reply)
 
     def on_body(self, body: bytes) -> None:
         if type(self.cycle) is ReportCycle:
-            self.cycle.parts.append(body)
+            if not self.cycle.response_complete:
+                self.cycle.parts.append(body)
+                self.cycle.size += len(body)
         else:
             super().on_body(body)
 
@@ -132,14 +150,20 @@ class ReportProtocol(HttpToolsProtocol):
             parts, cycle.parts = cycle.parts, []
             arrived = Arrived(cycle.headers, parts[0] if len(parts) == 1 else b"".join(parts), time.time_ns() // 1000)
             try:
+                cycle.held.whole(cycle.size)
                 self.exchange.take_report(arrived, cycle.answer)
+            except Refusal as refusal:
+                cycle.answer(problem_reply(refusal.problem))
             except Exception as error:
                 log.error("a report could not be taken", exc_info=error)
                 cycle.answer(problem_reply(fault().problem))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if type(self.cycle) is ReportCycle:
-            _stop(self.cycle)
+        cycle = self.cycle
+        if type(cycle) is ReportCycle:
+            _stop(cycle)
+            if not cycle.whole:
+                cycle.held.release()
         super().connection_lost(exc)
 
 

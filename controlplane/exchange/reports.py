@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final
 
@@ -34,6 +35,8 @@ PATH: Final = "/agent/v1/report"
 JSON: Final = (b"content-type", b"application/json")
 WAIT_MAX_US: Final = 15_000_000
 """A report that waited longer for its turn is refused: its agent has given up on it."""
+OF_EPOCH_MAX: Final = 4
+"""Different reports of one epoch in a group. An agent waits for each answer before it sends the next."""
 _encode = msgspec.json.Encoder().encode
 
 
@@ -77,6 +80,10 @@ def not_stored() -> Refusal:
     return Refusal("busy", "The report was not stored. Send the same bytes again.")
 
 
+def _too_many() -> Refusal:
+    return Refusal("busy", "Reports of this epoch are being taken. Send one at a time.", status=429)
+
+
 @dataclass(slots=True)
 class Arrived:
     """A report as it came: nothing of it is verified. `received_us` is when its last byte was here."""
@@ -109,13 +116,15 @@ class ReportTaker:
         """The reply to each, None for one that must take the long way."""
         replies: list[Reply | None] = [None] * len(group)
         accepted: list[tuple[Opened, Result]] = []
-        for opened in _apart(self._open_all(group, now, replies)):
+        firsts = _firsts(self._open_all(group, now, replies), replies)
+        for opened in _apart([one for one, _ in firsts.values()]):
             outcomes = self._store([incoming for _, _, incoming in opened], now)
-            for one, outcome in zip(opened, outcomes, strict=True):
-                try:
-                    accepted.append((one, _accepted(outcome, one[2])))
-                except Refusal as refusal:
-                    replies[one[0]] = problem_reply(refusal.problem)
+            for first, outcome in zip(opened, outcomes, strict=True):
+                for one in (first, *firsts[first[0]][1]):
+                    try:
+                        accepted.append((one, _accepted(outcome if one is first else _again(outcome), one[2])))
+                    except Refusal as refusal:
+                        replies[one[0]] = problem_reply(refusal.problem)
         self._answer_all(accepted, replies)
         return replies
 
@@ -180,6 +189,34 @@ def _faulty(error: Exception) -> Reply:
     """For one report of a group: the others are not to suffer from it."""
     log.error("a report could not be handled", exc_info=error)
     return problem_reply(fault().problem)
+
+
+def _firsts(opened: Sequence[Opened], replies: list[Reply | None]) -> dict[int, tuple[Opened, list[Opened]]]:
+    """By position, the first of each report and its copies, which are repeats of it without a look at the database.
+
+    Each report of an epoch is a transaction of its own: more than a few are refused.
+    """
+    firsts: dict[int, tuple[Opened, list[Opened]]] = {}
+    of_epoch: dict[tuple[int, int], dict[tuple[int, bytes, int], int]] = defaultdict(dict)
+    for one in opened:
+        envelope = one[2].envelope
+        known = of_epoch[(envelope.agent_id, envelope.epoch)]
+        report = envelope.seq, envelope.digest, envelope.sender_epoch
+        if report in known:
+            firsts[known[report]][1].append(one)
+        elif len(known) < OF_EPOCH_MAX:
+            known[report] = one[0]
+            firsts[one[0]] = one, []
+        else:
+            replies[one[0]] = problem_reply(_too_many().problem)
+    return firsts
+
+
+def _again(outcome: Outcome) -> Outcome:
+    """What a copy of a report comes to."""
+    if isinstance(outcome, NotStored) or outcome.verdict is not Verdict.TAKEN:
+        return outcome
+    return replace(outcome, verdict=Verdict.REPEAT, set_aside=0)
 
 
 def _apart(opened: Sequence[Opened]) -> Iterator[list[Opened]]:

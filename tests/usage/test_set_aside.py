@@ -144,7 +144,8 @@ def test_the_list_asks_the_database_no_more_with_more_rows(world, agent, django_
 
 def test_every_reason_of_the_code_has_a_sentence():
     texts = "".join(path.read_text() for path in Path("controlplane/exchange").glob("*.py"))
-    named = set(re.findall(r'"(conflict|refused_by_database|reports_lost|lease_overspent|impossible_number|impossible_item)"', texts))
+    known = "conflict|refused_by_database|reports_lost|lease_overspent|impossible_number|impossible_item"
+    named = set(re.findall(f'"({known})"', texts))
     named |= set(re.findall(r'bad\["([a-z_]+)"\]', texts))
     named |= {
         f"slot_minute_{why}"
