@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from controlplane.core.money import NANOS_PER_UNIT, cents_of
+from controlplane.core.reconcile import MatchedLine
 from controlplane.ledger.bridging import BridgeReport, SkuRow, sku_rows
 from controlplane.ledger.pages import cents_text, share_cents
 from controlplane.ledger.reconciliation import Reconciliation
@@ -116,6 +117,27 @@ def axis_floor(found: Reconciliation, rows: Sequence[StepRow]) -> int:
 
 
 @dataclass(frozen=True)
+class DayLine:
+    """A matched line of a SKU: its variances in cents that add up to the SKU's as printed."""
+
+    line: MatchedLine
+    price_cents: int
+    quantity_cents: int
+
+    @property
+    def price(self) -> str:
+        return cents_text(self.price_cents, signed=True)
+
+    @property
+    def quantity(self) -> str:
+        return cents_text(self.quantity_cents, signed=True)
+
+    @property
+    def total(self) -> str:
+        return cents_text(self.price_cents + self.quantity_cents, signed=True)
+
+
+@dataclass(frozen=True)
 class SkuLine:
     """A SKU with its variances as text that adds up; days are its matched lines when it is opened."""
 
@@ -123,6 +145,7 @@ class SkuLine:
     price: str
     quantity: str
     total: str
+    days: tuple[DayLine, ...]
 
     @property
     def name(self) -> str:
@@ -150,6 +173,14 @@ def sku_lines(report: BridgeReport, price_cents: int, quantity_cents: int) -> li
             cents_text(price[key], signed=True),
             cents_text(quantity[key], signed=True),
             cents_text(price[key] + quantity[key], signed=True),
+            _day_lines(row, price[key], quantity[key]),
         )
         for key, row in keys.items()
     ]
+
+
+def _day_lines(row: SkuRow, price_cents: int, quantity_cents: int) -> tuple[DayLine, ...]:
+    lines = {str(number): line for number, line in enumerate(row.days)}
+    price = share_cents(price_cents, {key: line.variance.price_nanos for key, line in lines.items()})
+    quantity = share_cents(quantity_cents, {key: line.variance.quantity_nanos for key, line in lines.items()})
+    return tuple(DayLine(line, price[key], quantity[key]) for key, line in lines.items())

@@ -4,7 +4,7 @@ Lines match by provider, account, SKU, region and day of the billing zone; `Pool
 on the invoice. Quantities and amounts are exact until a step's sum is rounded to nanos, once.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from decimal import Decimal
@@ -314,15 +314,24 @@ def lines_of_step(period: str, report: BridgeReport, step: str) -> list[InvoiceL
     if step == "exchange":
         return list(lines.filter(invoice__exchange_rate__isnull=False).order_by("-billed", "id")[:LINES_SHOWN])
     if step == "unmatched_invoice":
-        keys = report.bridge.unmatched_invoice_nanos
-        rules = sorted({_rule(row) for row in PoolSku.objects.all()}, key=lambda rule: (-rule.parts, rule.key("")))
-        usage = lines.filter(category=InvoiceCategory.USAGE).order_by("-billed", "id")
-        found = []
-        for line in usage.iterator(chunk_size=2_000):
-            row = {name: getattr(line, name) for name in ("provider", "account", "sku", "region", "day", "category")}
-            if _key_of(row, rules) in keys:
-                found.append(line)
-            if len(found) == LINES_SHOWN:
-                break
-        return found
+        return _usage_lines(lines, report.bridge.unmatched_invoice_nanos)
     return []
+
+
+def lines_of_sku(period: str, report: BridgeReport, sku: str, day: str = "") -> list[InvoiceLine]:
+    """The invoice's lines behind a matched SKU, of one day or all, the largest first, at most LINES_SHOWN."""
+    keys = {line.key for line in report.bridge.matched if line.key.sku == sku and day in ("", line.key.day)}
+    return _usage_lines(_current(period).select_related("invoice"), keys) if keys else []
+
+
+def _usage_lines(lines: Any, keys: Container[MatchKey]) -> list[InvoiceLine]:
+    rules = sorted({_rule(row) for row in PoolSku.objects.all()}, key=lambda rule: (-rule.parts, rule.key("")))
+    usage = lines.filter(category=InvoiceCategory.USAGE).order_by("-billed", "id")
+    found: list[InvoiceLine] = []
+    for line in usage.iterator(chunk_size=2_000):
+        row = {name: getattr(line, name) for name in ("provider", "account", "sku", "region", "day", "category")}
+        if _key_of(row, rules) in keys:
+            found.append(line)
+        if len(found) == LINES_SHOWN:
+            break
+    return found

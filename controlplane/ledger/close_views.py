@@ -18,7 +18,7 @@ from controlplane.core.period import Calendar, load_zone, window_at
 from controlplane.fleet.models import Pool, Slot
 from controlplane.ledger import period_queries, periods, proposals, skus
 from controlplane.ledger.bridge_pages import axis_floor, figure, sku_lines, step_rows
-from controlplane.ledger.bridging import STEP_TITLES, lines_of_step
+from controlplane.ledger.bridging import STEP_TITLES, lines_of_sku, lines_of_step
 from controlplane.ledger.checks_of_reports import slot_day_minutes
 from controlplane.ledger.closing_checks import checklist
 from controlplane.ledger.export_files import CONTENT_TYPES, FORMATS, TooManyRows
@@ -81,14 +81,15 @@ def _bridge(request: HttpRequest, period: str, **more: Any) -> HttpResponse:
     rows = step_rows(found)
     chart, text = figure(found, rows)
     cents = {row.name: row.cents for row in rows}
-    step = request.GET.get("step", "")
+    step, sku, day = (request.GET.get(name, "") for name in ("step", "sku", "day"))
     context = {
         **base, "found": found, "bridge": found.bridge, "rows": rows, "lands_in": late_month_of(period),
         "late_here": [row for row in found.bridge.invoices if lands_in(row)],
         "bookable": any(row.left_nanos for row in rows), "figure": chart, "text": text,
         "floor": axis_floor(found, rows),
         "skus": sku_lines(found.bridge, cents["price_variance"], cents["quantity_variance"]),
-        "opened": request.GET.get("sku", ""), "step": step, "step_title": STEP_TITLES.get(step, ""),
+        "opened": sku, "opened_day": day, "sku_lines": lines_of_sku(period, found.bridge, sku, day) if sku else [],
+        "step": step, "step_title": STEP_TITLES.get(step, ""),
         "lines": lines_of_step(period, found.bridge, step) if step in STEP_TITLES else [],
         "unmatched_book": list(found.bridge.bridge.unmatched_book_nanos.items())[:UNMATCHED_SHOWN],
         "unmatched_invoice": list(found.bridge.bridge.unmatched_invoice_nanos.items())[:UNMATCHED_SHOWN],

@@ -357,6 +357,10 @@ class TimeTable:
     text: str
 
 
+DAY_MS = 86_400_000
+TICK_EACH_DAY_TO = 10
+
+
 def time_table(
     labels: Sequence[str], cells: Iterable[tuple[str, str, str, int]], first: Sequence[str], *, unit: str, step: str
 ) -> TimeTable:
@@ -396,9 +400,12 @@ def time_table(
         f"{name} {format_cents(totals[name])}" for name in names
     )
     printed = (*(cents_text(totals[name]) for name in names), cents_text(whole_cents))
-    return TimeTable(
-        (*names, "Total"), rows, printed, stacked_bars(list(labels), series, unit=unit, decimals=2), f"{text}."
-    )
+    chart = stacked_bars(list(labels), series, unit=unit, decimals=2)
+    if step == "day":
+        # a tick is a day: of one or two days an axis of instants would show hours
+        days = {"tickformat": "%-d %b", **({"dtick": DAY_MS} if len(labels) <= TICK_EACH_DAY_TO else {})}
+        chart["layout"].setdefault("xaxis", {}).update(days)
+    return TimeTable((*names, "Total"), rows, printed, chart, f"{text}.")
 
 
 CHARGE_LINES = ("prompt", "cached", "output", "gpu")

@@ -315,6 +315,7 @@ _TRIAL = """
 WITH tail AS MATERIALIZED (
     SELECT debit_id, credit_id, amount_nanos, period FROM ledger_transfer
     WHERE id > (SELECT coalesce(max(through_id), 0) FROM ledger_balancefold)
+      AND id <= (SELECT max(id) FROM ledger_transfer)
 ),
 moved AS (
     SELECT account_id, debit_nanos AS debit, credit_nanos AS credit, debits FROM ledger_balancesum {limit}

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import date, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -17,7 +17,7 @@ from controlplane.ledger.attribution_input import load_names
 from controlplane.ledger.models import AttributionInterval, AttributionLine, LedgerEvent, RateCard
 from controlplane.ledger.posting import booked_periods
 from controlplane.usage.queries import Scope, totals
-from controlplane.usage.retired_records import Ended, largest_records
+from controlplane.usage.retired_records import Ended, largest_records, retired_days
 
 IDLE_CAUSES = tuple(str(cause) for cause in IdleCause)
 LENDING = ("lend_price", "lend_income")
@@ -236,6 +236,12 @@ def periods() -> list[str]:
     return booked_periods()
 
 
+def interval_at(pool: str, at: datetime) -> AttributionInterval | None:
+    """The pool hour that an instant's cost is in; None while it was not attributed."""
+    before = AttributionInterval.objects.filter(pool__slug=pool, starts_at__lte=at).order_by("-starts_at").first()
+    return before if before is not None and at < before.starts_at + timedelta(hours=1) else None
+
+
 REQUESTS_SHOWN = 100
 _ARRIVED_WITHIN = timedelta(days=1)
 
@@ -250,6 +256,11 @@ class RequestLine:
     prompt_tokens: int
     output_tokens: int
     charge_nanos: int
+
+
+def retired_days_of(interval: AttributionInterval) -> list[date]:
+    """The days whose records a pool hour's requests are read from files of."""
+    return [row.day for row in retired_days(interval.starts_at, interval.ends_at + _ARRIVED_WITHIN)]
 
 
 def hour_requests(interval: AttributionInterval, tenant: str, class_: str) -> list[RequestLine]:

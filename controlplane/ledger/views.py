@@ -40,6 +40,7 @@ from controlplane.ledger.queries import (
     line_rows,
     periods,
     rate_cards,
+    retired_days_of,
 )
 from controlplane.ledger.ranges import FinanceRange, around, menu, read_range
 from controlplane.ledger.statement_pages import corrections, issued
@@ -236,6 +237,7 @@ def interval_page(request: HttpRequest, pk: int) -> HttpResponse:
         "class_": class_,
         "requests": requests,
         "unreadable": unreadable,
+        "retired": retired_days_of(interval) if tenant else [],
         "requests_shown": REQUESTS_SHOWN,
         "before": same_pool.filter(starts_at__lt=interval.starts_at).order_by("-starts_at").first(),
         "after": same_pool.filter(starts_at__gt=interval.starts_at).order_by("starts_at").first(),

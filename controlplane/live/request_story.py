@@ -81,7 +81,10 @@ class CheckRow:
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """Everything the request page shows. `records` may be empty: refused at admission, or not reported yet."""
+    """Everything the request page shows. `records` may be empty: refused at admission, or not reported yet.
+
+    `ended_at` is when its last attempt ended, None before that.
+    """
 
     request_id: uuid.UUID
     tenant: Tenant | None
@@ -102,6 +105,8 @@ class Story:
     pool: str
     reason: str
     card: RateCard | None
+    class_slug: str
+    ended_at: datetime | None
 
 
 def tell(request_id: uuid.UUID, *, now: datetime) -> Story | None:
@@ -169,6 +174,8 @@ def _story(request_id: uuid.UUID, found: RequestStory) -> Story:
         pool=names.pool,
         reason=refused or outcome,
         card=_card(records),
+        class_slug=names.klass.slug if names.klass else "",
+        ended_at=records[-1].ended_at if records else None,
     )
 
 

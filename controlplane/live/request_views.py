@@ -15,6 +15,7 @@ from django.utils import timezone
 from controlplane.contracts.models import WorkloadClass
 from controlplane.core.reasons import BY_CODE, Outcome, Reason
 from controlplane.fleet.models import Pool
+from controlplane.ledger.queries import interval_at
 from controlplane.live.refusal_lookup import refused_minute
 from controlplane.live.request_story import visible_story
 from controlplane.tenants.access import may, requires
@@ -41,7 +42,10 @@ def request(request: HttpRequest, request_id: uuid.UUID) -> HttpResponse:
     except ArchiveChanged as error:
         return _unreadable(request, request_id, error)
     if story is not None:
-        return render(request, "live/request.html", {"story": story, "nav_section": "requests"})
+        hour = None
+        if story.ended_at is not None and may(request.user, "finance.read"):
+            hour = interval_at(story.pool, story.ended_at)
+        return render(request, "live/request.html", {"story": story, "hour": hour, "nav_section": "requests"})
     found = refused_minute(request_id, tenants, now)
     if found is None:
         raise Http404("There is no such request.")

@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 from controlplane.audit.actors import Actor
 from controlplane.audit.models import AuditEntry
 from controlplane.ledger import proposals
+from controlplane.ledger.bridge_pages import sku_lines, step_rows
+from controlplane.ledger.bridging import lines_of_sku
 from controlplane.ledger.invoices import ExchangeRate, import_invoice, withdraw_invoice
 from controlplane.ledger.models import (
     AttributionInterval,
@@ -357,3 +359,22 @@ def test_reconciling_again_and_again_leaves_the_book_as_it_was(fleet):
     found = [to_json(reconcile("2026-10", now=NOW)) for _ in range(3)]
     assert found[0] == found[1] == found[2]
     assert (trial_balance("2026-10").fingerprint, LedgerEvent.objects.count()) == before
+
+
+def test_days_of_a_sku_add_up_to_it_as_printed(fleet):
+    take(lines_of("5939.77", "2.5533"))
+    found = reconcile("2026-10", now=NOW)
+    cents = {row.name: row.cents for row in step_rows(found)}
+    (line,) = sku_lines(found.bridge, cents["price_variance"], cents["quantity_variance"])
+    assert len(line.days) == 31
+    assert sum(day.price_cents for day in line.days) == cents["price_variance"]
+    assert sum(day.quantity_cents for day in line.days) == cents["quantity_variance"]
+    assert all(abs(day.price_cents * 10**7 - day.line.variance.price_nanos) < 10**7 for day in line.days)
+
+
+def test_lines_of_a_sku_are_those_of_the_invoice_of_that_day(fleet):
+    take(lines_of(extra="1,1,EUR,Tax,GPU,2026-10-02 00:00:00,H100-HOUR,1,Nordgrid,de-1"))
+    report = reconcile("2026-10", now=NOW).bridge
+    assert len(lines_of_sku("2026-10", report, "H100-HOUR")) == 31
+    assert [line.line for line in lines_of_sku("2026-10", report, "H100-HOUR", "2026-10-02")] == [3]
+    assert lines_of_sku("2026-10", report, "H100-HOUR", "2026-11-02") == lines_of_sku("2026-10", report, "x") == []

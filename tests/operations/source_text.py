@@ -41,10 +41,10 @@ def texts_of(file: str, tree: ast.Module) -> Iterator[Text]:
             yield Text(file, node.lineno, re.sub(r"\s+", " ", node.value))
 
 
-def texts() -> Iterator[Text]:
+@cache
+def texts() -> tuple[Text, ...]:
     """Every string of the package."""
-    for file, tree in parsed().items():
-        yield from texts_of(file, tree)
+    return tuple(one for file, tree in parsed().items() for one in texts_of(file, tree))
 
 
 def calls_in(file: str, function: str) -> set[str]:

@@ -6,6 +6,7 @@ from fractions import Fraction
 
 from django import template
 
+from controlplane.core.money import NANOS_PER_UNIT
 from controlplane.core.period import Calendar, from_us, load_zone, window_at
 from controlplane.ledger.bridging import STEP_TITLES
 from controlplane.ledger.pages import cents_text, row_id
@@ -44,6 +45,15 @@ def exact_decimal(value: Decimal | Fraction | None) -> str:
     text = f"{abs(value):,f}"
     text = text.rstrip("0").rstrip(".") if "." in text else text
     return f"{MINUS if value < 0 else ''}{text}"
+
+
+@register.filter
+def money_nine(nanos: int | None) -> str:
+    """Nanos with all nine decimals, so that the figures of a column stand under each other."""
+    if nanos is None:
+        return DASH
+    whole, part = divmod(abs(nanos), NANOS_PER_UNIT)
+    return f"{MINUS if nanos < 0 else ''}{whole:,}.{part:09d}"
 
 
 @register.filter
