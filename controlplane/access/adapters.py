@@ -108,7 +108,9 @@ class FactorAdapter(DefaultMFAAdapter):
 
 
 def _fernet() -> MultiFernet:
-    return MultiFernet([_key(secret) for secret in (settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS)])
+    return MultiFernet(
+        [_key(secret) for secret in (str(settings.SECRET_KEY), *map(str, settings.SECRET_KEY_FALLBACKS))]
+    )
 
 
 def _key(secret: str) -> Fernet:

@@ -24,8 +24,9 @@ class TokenAuthentication(BaseAuthentication):
         if token is None:
             raise AuthenticationFailed("The token is wrong, over or revoked: make another one on your account page.")
         used(token)
-        token.user.token_permissions = frozenset(token.permissions)
-        return token.user, token
+        user: Any = token.user
+        user.token_permissions = frozenset(token.permissions)
+        return user, token
 
     def authenticate_header(self, request: Request) -> str:
         return "Bearer"

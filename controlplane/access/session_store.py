@@ -36,7 +36,7 @@ class SessionStore(DatabaseStore):
     def create_model_instance(self, data: dict[str, Any]) -> Any:
         if SESSION_KEY in data:
             data.setdefault(ABOUT, about())
-        row = super().create_model_instance(data)
+        row: Any = super().create_model_instance(data)
         row.last_used_at = timezone.now()
         if SESSION_KEY in data:
             told = data[ABOUT]

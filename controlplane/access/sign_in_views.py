@@ -127,6 +127,8 @@ class PasskeyAlone(NeedsCache, LoginWebAuthnView):
 class _Confirm(NeedsCache):
     """Pages that ask who it is once more before something about access changes."""
 
+    request: HttpRequest
+
     def get_context_data(self, **kwargs: Any) -> dict[str, Any]:
         return {**super().get_context_data(**kwargs), "next": self.request.GET.get("next", "")}  # type: ignore[misc]
 

@@ -2,11 +2,12 @@
 
 from django.urls import path
 
-from controlplane.budgets import tenant_views, views
+from controlplane.budgets import tenant_views, usage_views, views
 
 urlpatterns = [
     path("tenants/", tenant_views.tenants, name="tenants"),
     path("tenants/<slug:slug>/", tenant_views.tenant, name="tenant"),
+    path("tenants/<slug:slug>/usage/", usage_views.tenant_usage, name="tenant-usage"),
     path("budgets/", views.budgets, name="budgets"),
     path("budgets/new/", views.budget_new, name="budget-new"),
     path("budgets/<int:budget_id>/", views.budget, name="budget"),

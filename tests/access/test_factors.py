@@ -10,10 +10,15 @@ from django.contrib.auth.models import User
 from django.core.cache import cache
 from django.core.management import CommandError, call_command
 from django.test import Client
+from django.utils import timezone
 
 from controlplane.access.adapters import FactorAdapter
+from controlplane.access.token_actions import create_token
+from controlplane.audit.actors import Actor
 from controlplane.audit.models import AuditEntry
 from controlplane.tenants.access import lacks_second_factor
+from controlplane.tenants.key_actions import create_key
+from controlplane.tenants.models import Tenant
 from tests.access.test_page_forms import just_confirmed
 from tests.access.walking import code_of
 
@@ -109,6 +114,23 @@ def test_a_role_that_must_have_one_reaches_only_its_account(people, admins_need_
     assert client.get("/settings/").url == "/account/"
     told = AuditEntry.objects.filter(object_id="admin").order_by("id").values_list("action", flat=True)
     assert list(told) == ["factor.add", "factor.remove"]
+
+
+def test_keys_and_tokens_are_not_asked_for_one(people, settings):
+    settings.SECOND_FACTOR_ROLES = frozenset({"tenant", "admin"})
+    assert people["tenant"].get("/api/v1/tenants/").status_code == 403
+    user = User.objects.get(username="admin")
+    token = create_token(
+        user_id=user.pk, name="x", permissions=["tenant.read"], days=1, actor=Actor(user.pk, "admin", "admin"),
+        now=timezone.now(),
+    )  # fmt: skip
+    acme = Tenant.objects.get(slug="acme")
+    key = create_key(
+        tenant_id=acme.pk, name="k", classes=["chat"], default_class="chat", actor=Actor(None, "ada", "admin"),
+        now=timezone.now(),
+    )  # fmt: skip
+    for secret, path in ((token.secret, "/api/v1/tenants/"), (key.secret, "/api/v1/jobs/")):
+        assert Client().get(path, headers={"authorization": f"Bearer {secret}"}).status_code == 200
 
 
 def test_the_rule_itself(settings):
