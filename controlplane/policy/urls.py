@@ -2,11 +2,13 @@
 
 from django.urls import path
 
-from controlplane.policy import views
+from controlplane.policy import configuration_views, views
 
 urlpatterns = [
     path("policy/", views.overview, name="policy"),
     path("policy/review/", views.review_page, name="policy-review"),
+    path("policy/configuration/", configuration_views.configuration, name="policy-configuration"),
+    path("policy/configuration/export/", configuration_views.export, name="policy-configuration-export"),
     path("policy/drift/", views.drift_page, name="policy-drift"),
     path("policy/revisions/<int:number>/", views.revision_page, name="policy-revision"),
     path("policy/revisions/<int:number>/triton/<slug:pool>/", views.triton_config, name="policy-triton"),

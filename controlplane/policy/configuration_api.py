@@ -1,0 +1,170 @@
+"""REST of the configuration file and of signing keys: export, plan, apply; public keys and their successions."""
+
+from typing import Any
+
+from django.core.exceptions import ValidationError as Refused
+from django.utils import timezone
+from drf_spectacular.utils import extend_schema
+from rest_framework import serializers
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from controlplane.audit.actors import actor_of
+from controlplane.audit.reasons import REASON_CHARS_MAX
+from controlplane.policy.apply_plan import Plan
+from controlplane.policy.applying import apply, export_text, prepare
+from controlplane.policy.models import SigningKey
+from controlplane.policy.queries import successions
+from controlplane.policy.yaml_lines import BYTES_MOST, Unreadable
+from controlplane.wire.signing import to_text
+
+
+class ConfigurationSerializer(serializers.Serializer):
+    """`text` is the YAML that `plan` and `apply` take."""
+
+    text = serializers.CharField()
+
+
+class ConfigurationFileSerializer(serializers.Serializer):
+    text = serializers.CharField(max_length=BYTES_MOST, trim_whitespace=False)
+
+
+class ConfigurationApplySerializer(ConfigurationFileSerializer):
+    """`against`: the digest that `plan` answered; applied only while nobody changed anything since."""
+
+    reason = serializers.CharField(max_length=REASON_CHARS_MAX)
+    against = serializers.CharField(max_length=64, required=False)
+
+
+class ConfigurationStepSerializer(serializers.Serializer):
+    verb = serializers.CharField()
+    section = serializers.CharField()
+    subject = serializers.CharField()
+    sentence = serializers.CharField()
+    line = serializers.IntegerField()
+
+
+class ConfigurationPlanSerializer(serializers.Serializer):
+    steps = ConfigurationStepSerializer(many=True)
+    modes = serializers.DictField(child=serializers.CharField())
+    against = serializers.CharField(allow_null=True)
+    applied = serializers.BooleanField()
+
+
+class SuccessionSerializer(serializers.Serializer):
+    """`signature`: the predecessor's word for the key, as `manage.py policy verify --successions` reads it."""
+
+    use = serializers.CharField()
+    predecessor = serializers.CharField()
+    kid = serializers.CharField()
+    public_key = serializers.CharField()
+    signature = serializers.CharField()
+
+
+class SigningKeySerializer(serializers.Serializer):
+    use = serializers.CharField()
+    kid = serializers.CharField()
+    public_key = serializers.CharField()
+    created_at = serializers.DateTimeField()
+    revoked_at = serializers.DateTimeField(allow_null=True)
+
+
+class SigningKeysSerializer(serializers.Serializer):
+    keys = SigningKeySerializer(many=True)
+    successions = SuccessionSerializer(many=True)
+
+
+class ConfigurationView(APIView):
+    """The whole configuration in use, without secrets."""
+
+    read_permission = "policy.read"
+    write_permission = "policy.push"
+
+    @extend_schema(responses=ConfigurationSerializer)
+    def get(self, request: Request) -> Response:
+        return Response({"text": export_text(timezone.now())})
+
+
+class PlanView(APIView):
+    """What a file would change. Nothing is changed."""
+
+    read_permission = "policy.push"
+    write_permission = "policy.push"
+
+    @extend_schema(request=ConfigurationFileSerializer, responses={200: ConfigurationPlanSerializer})
+    def post(self, request: Request) -> Response:
+        data = _checked(ConfigurationFileSerializer, request)
+        try:
+            found = prepare(data["text"], timezone.now())
+        except Unreadable as error:
+            raise _refused(error) from error
+        return Response(_answer(found.plan, against=found.against, applied=False))
+
+
+class ApplyView(APIView):
+    """Does what a file says, all of it or nothing; the same file again changes nothing."""
+
+    read_permission = "policy.push"
+    write_permission = "policy.push"
+
+    @extend_schema(request=ConfigurationApplySerializer, responses={200: ConfigurationPlanSerializer})
+    def post(self, request: Request) -> Response:
+        data = _checked(ConfigurationApplySerializer, request)
+        try:
+            plan = apply(
+                data["text"],
+                actor=actor_of(request),
+                now=timezone.now(),
+                reason=data["reason"],
+                against=data.get("against"),
+            )
+        except Unreadable as error:
+            raise _refused(error) from error
+        return Response(_answer(plan, against=None, applied=not plan.empty))
+
+
+class SigningKeysView(APIView):
+    """Public halves of all signing keys, and how each follows from the one before."""
+
+    read_permission = "policy.read"
+    write_permission = "policy.push"
+
+    @extend_schema(responses=SigningKeysSerializer)
+    def get(self, request: Request) -> Response:
+        keys = [
+            {
+                "use": row.use,
+                "kid": row.kid,
+                "public_key": to_text(bytes(row.public_key)),
+                "created_at": row.created_at,
+                "revoked_at": row.revoked_at,
+            }
+            for row in SigningKey.objects.order_by("use", "created_at")
+        ]
+        return Response(SigningKeysSerializer({"keys": keys, "successions": successions()}).data)
+
+
+def _answer(plan: Plan, *, against: str | None, applied: bool) -> dict[str, Any]:
+    steps = [
+        {
+            "verb": step.verb.value,
+            "section": step.section,
+            "subject": step.subject,
+            "sentence": step.sentence,
+            "line": step.line,
+        }
+        for step in plan.steps
+    ]
+    modes = {name: mode.value for name, mode in plan.modes.items()}
+    return {"steps": steps, "modes": modes, "against": against, "applied": applied}
+
+
+def _refused(error: Unreadable) -> Refused:
+    return Refused({"text": [str(problem) for problem in error.problems]})
+
+
+def _checked(serializer: type[serializers.Serializer], request: Request) -> dict[str, Any]:
+    read = serializer(data=request.data)
+    read.is_valid(raise_exception=True)
+    return read.validated_data

@@ -1,0 +1,96 @@
+"""The configuration file in the browser and over REST: who may, plan before apply, lines, keys with successions."""
+
+import json
+
+import pytest
+import yaml
+from django.core.files.uploadedfile import SimpleUploadedFile
+from django.utils import timezone
+
+from controlplane.policy.applying import export_text
+from controlplane.policy.signing import ensure_keys, rotate
+from controlplane.tenants.models import Tenant
+from controlplane.wire.signing import from_text
+from controlplane.wire.verification import Succession, follow
+from tests.policy.test_applying import build, edited
+
+PAGE = "/policy/configuration/"
+
+
+@pytest.fixture
+def built(people):
+    now = timezone.now()
+    build(now)
+    return now
+
+
+def heavier(sections) -> None:
+    next(item for item in sections["tenants"]["items"] if item["slug"] == "group")["weight"] = 4
+
+
+@pytest.mark.django_db
+class TestPage:
+    def test_every_reader_downloads_and_an_admin_alone_applies(self, people, built):
+        got = people["viewer"].get(PAGE + "export/")
+        assert got["content-disposition"].endswith('"flexband.yaml"')
+        assert yaml.safe_load(got.content)["flexband"] == 1
+        assert "Show the plan" not in people["viewer"].get(PAGE).content.decode()
+        assert people["viewer"].post(PAGE, {"text": "x"}).status_code == 403
+        assert people["tenant"].get(PAGE + "export/").status_code == 403
+
+    def test_the_plan_is_shown_first_and_applied_with_a_reason(self, people, built):
+        text = edited(export_text(built), heavier)
+        upload = SimpleUploadedFile("flexband.yaml", text.encode())
+        shown = people["admin"].post(PAGE, {"file": upload})
+        page = shown.content.decode()
+        assert shown.status_code == 200
+        assert "edit tenant group: weight 1 -&gt; 4" in page
+        assert Tenant.objects.get(slug="group").weight == 1
+        form = {"text": text, "against": shown.context["form"]["against"].value(), "confirm": "1"}
+        refused = people["admin"].post(PAGE, form)
+        assert refused.status_code == 422
+        assert "Say why" in refused.content.decode()
+        done = people["admin"].post(PAGE, {**form, "reason": "CHG-1"})
+        assert (done.status_code, done["location"]) == (302, "/policy/review/")
+        assert Tenant.objects.get(slug="group").weight == 4
+
+    def test_what_is_wrong_is_told_with_its_line(self, people, built):
+        answer = people["admin"].post(PAGE, {"text": "flexband: 1\nsections:\n  classes: {mode: replace}\n"})
+        assert answer.status_code == 422
+        assert '<span class="mono">Line 3</span> classes has no items' in answer.content.decode()
+
+
+@pytest.mark.django_db
+class TestRest:
+    def test_plan_then_apply_then_nothing_is_left(self, people, built):
+        client = people["admin"]
+        text = edited(client.get("/api/v1/policy/configuration/").json()["text"], heavier)
+
+        def post(path: str, **body):
+            return client.post(
+                f"/api/v1/policy/configuration/{path}/", json.dumps(body), content_type="application/json"
+            )
+
+        plan = post("plan", text=text).json()
+        assert [step["sentence"] for step in plan["steps"]] == ["edit tenant group: weight 1 -> 4"]
+        assert plan["applied"] is False
+        done = post("apply", text=text, reason="CHG-2", against=plan["against"])
+        assert (done.status_code, done.json()["applied"]) == (200, True)
+        again = post("apply", text=text, reason="CHG-2").json()
+        assert (again["applied"], again["steps"]) == (False, [])
+        stale = post("apply", text=edited(text, lambda sections: sections["budgets"].update(mode="clear", items=[])),
+                     reason="x", against=plan["against"])  # fmt: skip
+        assert stale.status_code == 400
+        wrong = post("plan", text="flexband: 1\nsections: {}\n")
+        assert wrong.status_code == 400
+        assert "line 2: Say what happens to classes" in wrong.content.decode()
+
+    def test_public_keys_and_their_successions_are_there_for_whoever_checks_bundles(self, people, built):
+        first = ensure_keys(built)["policy"]
+        second = rotate("policy", built)
+        answer = people["viewer"].get("/api/v1/policy/signing-keys/").json()
+        keys = {row["kid"]: row for row in answer["keys"]}
+        assert keys[first]["revoked_at"] and not keys[second]["revoked_at"]
+        chain = [Succession(**row) for row in answer["successions"]]
+        assert second in follow(from_text(keys[first]["public_key"]), "policy", chain)
+        assert "private" not in json.dumps(answer)
