@@ -10,7 +10,7 @@ from django.shortcuts import render
 from django.urls import reverse
 from django.utils import timezone
 
-from controlplane.audit.queries import AuditFilter, entries
+from controlplane.audit.queries import AuditFilter, entries, waits_for_push, with_revision
 from controlplane.budgets.models import Budget
 from controlplane.budgets.queries import ancestors, outstanding_leases, standings
 from controlplane.budgets.tenant_queries import (
@@ -125,8 +125,8 @@ def _tab(chosen: str, request: HttpRequest, row: Tenant, now: datetime) -> dict[
     if chosen == "members":
         return {"members": list(row.members.select_related("user").filter(user__is_active=True).order_by("pk"))}
     if chosen == "audit":
-        latest = entries(AuditFilter(tenant=row.slug)).order_by("-id")[:50]
-        return {"lines": [(entry, changes_of(entry)) for entry in latest]}
+        latest = with_revision(entries(AuditFilter(tenant=row.slug))).order_by("-id")[:50]
+        return {"lines": [(entry, changes_of(entry), waits_for_push(entry)) for entry in latest]}
     own = Budget.objects.filter(tenant=row, archived_at=None).select_related("tenant").order_by("id")
     return {
         "standings": standings(own, now),

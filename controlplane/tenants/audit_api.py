@@ -1,5 +1,7 @@
 """REST of the audit log: reading only."""
 
+from decimal import Decimal
+
 import django_filters
 from django.db.models import QuerySet
 from rest_framework import serializers
@@ -7,6 +9,7 @@ from rest_framework.mixins import ListModelMixin, RetrieveModelMixin
 from rest_framework.viewsets import GenericViewSet
 
 from controlplane.audit.models import AuditEntry
+from controlplane.audit.queries import of_revision, with_revision
 
 
 class AuditSerializer(serializers.ModelSerializer):
@@ -16,6 +19,11 @@ class AuditSerializer(serializers.ModelSerializer):
     role = serializers.CharField(source="actor_role")
     object = serializers.CharField(source="object_id")
     tenant = serializers.CharField(source="tenant_slug")
+    revision = serializers.CharField(
+        source="went_out",
+        allow_null=True,
+        help_text="The revision in which it went out; null: none yet, or none at all",
+    )
     hash = serializers.SerializerMethodField()
     previous_hash = serializers.SerializerMethodField()
 
@@ -23,7 +31,7 @@ class AuditSerializer(serializers.ModelSerializer):
         model = AuditEntry
         fields = (
             "id", "at", "actor", "role", "action", "noun", "object", "tenant", "before", "after", "reason",
-            "request_id", "hash", "previous_hash",
+            "request_id", "revision", "hash", "previous_hash",
         )  # fmt: skip
 
     def get_hash(self, entry: AuditEntry) -> str:
@@ -39,10 +47,14 @@ class AuditFilterSet(django_filters.FilterSet):
     tenant = django_filters.CharFilter("tenant_slug")
     since = django_filters.IsoDateTimeFilter("at", "gte")
     until = django_filters.IsoDateTimeFilter("at", "lt")
+    revision = django_filters.NumberFilter(method="of_revision", min_value=1, max_value=999_999_999)
 
     class Meta:
         model = AuditEntry
         fields = ("noun", "action")
+
+    def of_revision(self, rows: QuerySet[AuditEntry], name: str, value: Decimal) -> QuerySet[AuditEntry]:
+        return rows.filter(of_revision(int(value)))
 
 
 class AuditViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet):
@@ -58,4 +70,4 @@ class AuditViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet):
     http_method_names = ["get", "head", "options"]
 
     def get_queryset(self) -> QuerySet[AuditEntry]:
-        return AuditEntry.objects.all()
+        return with_revision(AuditEntry.objects.all())

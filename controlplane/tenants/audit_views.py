@@ -9,7 +9,7 @@ from django.http.response import HttpResponseBase
 from django.shortcuts import render
 
 from controlplane.audit.models import AuditEntry
-from controlplane.audit.queries import AuditFilter, entries, vocabulary
+from controlplane.audit.queries import AuditFilter, entries, vocabulary, waits_for_push, with_revision
 from controlplane.core.money import format_nanos
 from controlplane.tenants.access import requires
 from controlplane.tenants.review import words
@@ -24,7 +24,7 @@ TEXT_MAX = 120
 def audit(request: HttpRequest) -> HttpResponseBase:
     """Who changed what, newest first."""
     wanted, problems = filter_of(request)
-    rows = entries(wanted)
+    rows = with_revision(entries(wanted))
     if request.GET.get("format") == "csv" and not problems:
         return _csv(rows.order_by("id").iterator(chunk_size=1_000))
     try:
@@ -33,12 +33,15 @@ def audit(request: HttpRequest) -> HttpResponseBase:
         return bad_request(request, error)
     context = {
         "page": page,
-        "lines": [(entry, changes_of(entry)) for entry in page.rows],
+        "lines": [(entry, changes_of(entry), waits_for_push(entry)) for entry in page.rows],
+        "revision": "" if wanted.revision is None else wanted.revision,
         "wanted": wanted,
         "problems": problems,
         "since": request.GET.get("since", ""),
         "until": request.GET.get("until", ""),
-        "narrowed": any(request.GET.get(name) for name in ("noun", "action", "actor", "tenant", "since", "until")),
+        "narrowed": any(
+            request.GET.get(name) for name in ("noun", "action", "actor", "tenant", "since", "until", "revision")
+        ),
         **vocabulary(),
     }
     return render(request, "audit/audit.html", context, status=400 if problems else 200)
@@ -46,13 +49,14 @@ def audit(request: HttpRequest) -> HttpResponseBase:
 
 @requires("audit.read")
 def audit_entry(request: HttpRequest, entry_id: int) -> HttpResponse:
-    entry = AuditEntry.objects.filter(pk=entry_id).first()
+    entry = with_revision(AuditEntry.objects.filter(pk=entry_id)).first()
     if entry is None:
         raise Http404("There is no such entry.")
     around = AuditEntry.objects.filter(noun=entry.noun, object_id=entry.object_id)
     context = {
         "entry": entry,
         "changes": changes_of(entry),
+        "waits": waits_for_push(entry),
         "earlier": around.filter(pk__lt=entry.pk).order_by("-id").first(),
         "later": around.filter(pk__gt=entry.pk).order_by("id").first(),
         "hash": bytes(entry.hash).hex(),
@@ -76,6 +80,13 @@ def filter_of(request: HttpRequest) -> tuple[AuditFilter, list[str]]:
             problems.append(f"{label} is not a date: write it like 2026-11-29.")
             return None
 
+    def number(name: str, label: str) -> int | None:
+        given = text(name)
+        if given and not (given.isdecimal() and len(given) <= 9):
+            problems.append(f"{label} is not the number of a revision.")
+            return None
+        return int(given) if given else None
+
     since, until = day("since", "From"), day("until", "To")
     return (
         AuditFilter(
@@ -86,6 +97,7 @@ def filter_of(request: HttpRequest) -> tuple[AuditFilter, list[str]]:
             object_id=text("object"),
             since=_midnight(since),
             until=_midnight(until, days=1),
+            revision=number("revision", "Revision"),
         ),
         problems,
     )
@@ -118,7 +130,7 @@ def _midnight(day: date | None, *, days: int = 0) -> datetime | None:
 def _csv(rows: Iterable[AuditEntry]) -> CsvResponse:
     header = [
         "id", "at", "actor", "role", "action", "noun", "object", "tenant", "field", "before", "after", "reason",
-        "request_id",
+        "request_id", "revision",
     ]  # fmt: skip
 
     def lines() -> Iterable[list[Any]]:
@@ -127,6 +139,7 @@ def _csv(rows: Iterable[AuditEntry]) -> CsvResponse:
                 yield [
                     entry.pk, entry.at, entry.actor_name, entry.actor_role, entry.action, entry.noun, entry.object_id,
                     entry.tenant_slug, field, before, after, entry.reason, entry.request_id,
+                    getattr(entry, "went_out", None) or "",
                 ]  # fmt: skip
 
     return CsvResponse("audit.csv", header, lines())
