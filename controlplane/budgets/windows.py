@@ -132,6 +132,28 @@ def windows_at(
     return {(row.budget.id, row.starts_at): row for row in rows}
 
 
+def windows_seen(cursor: SqlCursor, wanted: Sequence[tuple[BudgetRow, datetime]]) -> list[WindowRow]:
+    """The same windows for who only looks: nothing is locked, made or changed, and limits are those of the instants.
+
+    A window that nobody needed before is whole; its id is 0.
+    """
+    spans = {}
+    for budget, at in wanted:
+        window = window_of(budget, at)
+        spans[(budget.id, window.start)] = _Span(budget, window.end, at)
+    if not spans:
+        return []
+    keys = sorted(spans)
+    rows = _read(cursor, ([key[0] for key in keys], [key[1] for key in keys]), spans, lock=False)
+    known = {(row.budget.id, row.starts_at): row for row in rows}
+    rows = [known.get(key) or _unused(key[1], spans[key]) for key in keys]
+    return [replace(row, limit_nanos=_present_limit(row)) for row in _with_present_limits(cursor, rows, spans)]
+
+
+def _unused(starts_at: datetime, span: _Span) -> WindowRow:
+    return WindowRow(0, span.budget, starts_at, span.ends_at, span.budget.limit_nanos, 0, 0, 0)
+
+
 @dataclass(frozen=True, slots=True)
 class _Span:
     """A window that is wanted, and the latest instant in it that it is wanted for."""
@@ -165,7 +187,7 @@ GROUP BY r.number, b.id ORDER BY r.number
 def _with_present_limits(
     cursor: SqlCursor, rows: Sequence[WindowRow], spans: dict[tuple[int, datetime], _Span]
 ) -> list[WindowRow]:
-    """The locked rows with limit and stop as they are now: they may have changed while the lock was waited for."""
+    """The rows with limit and stop as they are now: they may have changed while a lock was waited for."""
     ats = [spans[(row.budget.id, row.starts_at)].at for row in rows]
     cursor.execute(_PRESENT_SQL, ([row.budget.id for row in rows], ats))
     found = []
@@ -175,9 +197,14 @@ def _with_present_limits(
     return found
 
 
-def _follow_limit(cursor: SqlCursor, row: WindowRow) -> WindowRow:
+def _present_limit(row: WindowRow) -> int:
+    """The budget's limit; of a hard one never under what is settled and leased."""
     used = row.settled_nanos + row.leased_nanos if row.budget.hard else 0
-    limit = max(row.budget.limit_nanos, used)
+    return max(row.budget.limit_nanos, used)
+
+
+def _follow_limit(cursor: SqlCursor, row: WindowRow) -> WindowRow:
+    limit = _present_limit(row)
     if limit != row.limit_nanos:
         cursor.execute(
             "UPDATE budgets_budgetwindow SET limit_nanos = %s, hard = %s WHERE id = %s",

@@ -40,7 +40,8 @@ from controlplane.flex.terms import POLICY_FIELDS, saved_terms, terms_in_force
 from controlplane.jobs.batch_capacity import efficiencies
 from controlplane.jobs.direct_work import SILENT_S, as_jobs
 from controlplane.jobs.models import Job
-from controlplane.jobs.queries import MISSED_GRACE, demanded_gpu_us
+from controlplane.jobs.paid_work import payable
+from controlplane.jobs.queries import MISSED_GRACE, demanded_gpu_us, priced
 
 #: Clocks of web processes may differ by this much from the database's; a report further ahead has no known age.
 CLOCKS_DIFFER_US = SECOND_US
@@ -210,7 +211,7 @@ def _add_classes(readings: Iterable[PoolReading]) -> frozenset[int]:
 
 
 def _add_jobs(pools: dict[int, PoolReading], now: datetime) -> None:
-    """What `jobs.queries.backlog` says of one pool, for all pools in three queries, and what a batch slot is worth.
+    """What `jobs.queries.backlog` says of one pool, for all pools in few queries, and what a batch slot is worth.
 
     Batch requests without a job are what the agents, read before, say of them.
     """
@@ -222,9 +223,12 @@ def _add_jobs(pools: dict[int, PoolReading], now: datetime) -> None:
         pools[pool_id].batch_efficiency = efficiency
     constants = Pool.objects.only("prefill_us_per_token", "decode_us_per_token")
     known = constants.in_bulk({job.pool_id for job in counted})
+    last = datetime.max.replace(tzinfo=now.tzinfo)
+    by_deadline = sorted(counted, key=lambda job: (job.deadline or last, job.pk))
+    paid = payable([priced(job) for job in by_deadline], now)
     jobs: dict[int, list[BatchJob]] = defaultdict(list)
     for job in counted:
-        remaining_us = demanded_gpu_us(job, known[job.pool_id], worth.get(job.pool_id, 1.0))
+        remaining_us = demanded_gpu_us(job, known[job.pool_id], worth.get(job.pool_id, 1.0), paid.get(job.pk))
         if remaining_us:
             name = f"job {job.pk}"
             jobs[job.pool_id].append(BatchJob(name=name, remaining_gpu_us=remaining_us, deadline_us=_us(job.deadline)))
@@ -245,7 +249,7 @@ def _direct_work(
 
 _JOB_FIELDS = (
     "uuid", "pool_id", "state", "deadline", "items", "items_completed", "items_parked", "items_cancelled",
-    "gpu_us_done", "prompt_tokens", "expected_output_tokens",
+    "gpu_us_done", "prompt_tokens", "expected_output_tokens", "tenant_id", "admission",
 )  # fmt: skip
 
 

@@ -19,7 +19,8 @@ from controlplane.core.estimate import WorkRates, raw_gpu_us
 from controlplane.core.item_balance import Holding, excess
 from controlplane.core.period import to_us
 from controlplane.jobs.item_partitions import items_table
-from controlplane.jobs.job_money import Priced, affordable
+from controlplane.jobs.job_money import affordable
+from controlplane.jobs.paid_work import Priced
 from controlplane.jobs.queries import LEARNT_FROM_ITEMS, MISSED_GRACE
 from controlplane.wire.report import Item, ItemJob, ItemRoom, ItemsCancelled
 
@@ -131,8 +132,7 @@ def lease_items(connection: Connection[Any], agents: Sequence[tuple[int, int]], 
                 continue
             if room > 0 and (pool_id, class_id) not in jobs:
                 found = _leasable(cursor, pool_id, class_id, now)
-                with connection.transaction():
-                    paid |= affordable(cursor, [job.priced for job in found], now)
+                paid |= affordable(cursor, [job.priced for job in found], now)
                 jobs[(pool_id, class_id)] = [job for job in found if paid.get(job.id, 1)]
             with connection.transaction():
                 leased = _serve(cursor, agent_id, jobs.get((pool_id, class_id), []), paid, now)

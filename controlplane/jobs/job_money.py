@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
-from uuid import UUID
 
-from django.db import connection, transaction
+from django.db import connection
 from psycopg import Cursor
 
 from controlplane.budgets.job_money import money_of
@@ -16,19 +15,8 @@ from controlplane.core.batch_items import UNPAID
 from controlplane.core.leases import BudgetWindow
 from controlplane.core.period import from_us
 from controlplane.jobs.models import Job
+from controlplane.jobs.paid_work import Priced, item_bound_nanos
 from controlplane.jobs.queries import unfinished_items
-
-
-@dataclass(frozen=True, slots=True)
-class Priced:
-    """A job as far as money goes: what one of its items can be charged at most, on average, and how many are open."""
-
-    id: int
-    uuid: UUID
-    tenant_id: int
-    item_bound_nanos: int
-    unfinished: int
-
 
 _HELD_SQL = "SELECT job_id, count(*) FROM jobs_item WHERE state = 1 AND job_id = ANY(%s) GROUP BY job_id"
 
@@ -36,7 +24,7 @@ _HELD_SQL = "SELECT job_id, count(*) FROM jobs_item WHERE state = 1 AND job_id =
 def affordable(cursor: Cursor[Any], jobs: Sequence[Priced], now: datetime) -> dict[int, int]:
     """Job id -> how many more of its items can be paid for; jobs without that bound are missing.
 
-    Items that agents hold already have the first claim. Must run in a transaction.
+    Items that agents hold already have the first claim.
     """
     priced = {job.uuid: job for job in jobs if job.item_bound_nanos > 0}
     money = money_of(cursor, {uuid: job.tenant_id for uuid, job in priced.items()}, now)
@@ -69,7 +57,7 @@ def shortage_of(job: Job, now: datetime) -> Shortage | None:
     bound = item_bound_nanos(job)
     if job.state != Job.State.RUNNING or not job.has_items or not bound or not unfinished_items(job):
         return None
-    with transaction.atomic(), connection.cursor() as cursor:
+    with connection.cursor() as cursor:
         money = money_of(cursor, {job.uuid: job.tenant_id}, now).get(job.uuid)
     if money is None:
         return None
@@ -87,9 +75,3 @@ def _next_was_unpaid(job: Job) -> bool:
         )
         row = cursor.fetchone()
     return row is not None and row[0].startswith(UNPAID)
-
-
-def item_bound_nanos(job: Job) -> int:
-    """What one item can be charged at most, on average over the job; 0 where it was not known at its admission."""
-    bound: int = (job.admission or {}).get("bound_nanos") or 0
-    return -(-bound // job.items)

@@ -19,6 +19,7 @@ from controlplane.fleet.models import Pool, Slot, SlotInterval
 from controlplane.jobs.batch_capacity import efficiencies
 from controlplane.jobs.direct_work import direct_work
 from controlplane.jobs.models import Job
+from controlplane.jobs.paid_work import Priced, item_bound_nanos, payable
 from controlplane.tenants.access import member_of
 from controlplane.tenants.queries import visible_tenants
 from controlplane.tenants.roles import Role
@@ -68,6 +69,11 @@ def unfinished_items(job: Job) -> int:
     return max(job.items - job.items_completed - job.items_parked - job.items_cancelled, 0)
 
 
+def priced(job: Job) -> Priced:
+    """The job as far as money goes."""
+    return Priced(job.pk, job.uuid, job.tenant_id, item_bound_nanos(job), unfinished_items(job))
+
+
 def remaining_gpu_us(job: Job, pool: Pool) -> int:
     """Unfinished items x current estimate; 0 for a job that ended."""
     if job.state != Job.State.RUNNING:
@@ -75,12 +81,15 @@ def remaining_gpu_us(job: Job, pool: Pool) -> int:
     return unfinished_items(job) * estimate_of(job, pool).gpu_us_per_item
 
 
-def demanded_gpu_us(job: Job, pool: Pool, efficiency: float) -> int:
+def demanded_gpu_us(job: Job, pool: Pool, efficiency: float, payable: int | None = None) -> int:
     """Remaining work at the pool's rates, which slots of this batch efficiency get done.
 
     What was learnt from completed items is slot time as it went, their efficiency included: it is turned into work.
+    Of a job that money does not wholly pay for, only `payable` items can run (`paid_work.payable`).
     """
     remaining_us = remaining_gpu_us(job, pool)
+    if payable is not None:
+        remaining_us = min(remaining_us, payable * estimate_of(job, pool).gpu_us_per_item)
     if efficiency == 1.0 or not remaining_us or not estimate_of(job, pool).learnt:
         return remaining_us
     return max(1, round(remaining_us * efficiency))
@@ -91,7 +100,7 @@ def backlog(pool_id: int, now: datetime) -> list[tuple[int, datetime | None]]:
     after them of batch requests that clients sent without a job.
 
     A job without a deadline is best effort: it is listed with None and is never a reason to lend. A job that missed
-    its deadline counts for MISSED_GRACE and then leaves.
+    its deadline counts for MISSED_GRACE and then leaves. Items that a hard budget does not pay for are no backlog.
     """
     jobs = [(remaining_us, job.deadline) for job, remaining_us in backlog_jobs(pool_id, now)]
     return jobs + direct_backlog(pool_id, now)
@@ -109,7 +118,8 @@ def backlog_jobs(pool_id: int, now: datetime) -> list[tuple[Job, int]]:
     last = datetime.max.replace(tzinfo=now.tzinfo)
     counted.sort(key=lambda job: (job.deadline or last, job.pk))
     worth = efficiencies([pool_id], now).get(pool_id, 1.0)
-    pairs = [(job, demanded_gpu_us(job, job.pool, worth)) for job in counted]
+    paid = payable([priced(job) for job in counted], now)
+    pairs = [(job, demanded_gpu_us(job, job.pool, worth, paid.get(job.pk))) for job in counted]
     return [(job, remaining_us) for job, remaining_us in pairs if remaining_us > 0]
 
 

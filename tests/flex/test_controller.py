@@ -8,6 +8,7 @@ from datetime import timedelta
 import pytest
 
 from controlplane.audit.actors import Actor
+from controlplane.budgets.models import Budget
 from controlplane.contracts.models import WorkloadClass
 from controlplane.core.period import to_us
 from controlplane.fleet.actions import retire_agent
@@ -391,6 +392,23 @@ def test_requests_of_clients_loops_are_backlog_too(band: Band):
     band.direct = []
     band.step(8)
     assert band.count("lent") == 0, "with the requests the reason is gone"
+
+
+def test_no_slot_is_lent_for_work_that_a_hard_budget_does_not_pay_for(busy: Band):
+    """The job needs 2.5 slots in time and waits for money: a slot that was lent for it would stand idle."""
+    job = Job.objects.get()
+    Job.objects.filter(pk=job.pk).update(admission={"bound_nanos": 1_000 * job.items})
+    budget = Budget.objects.create(
+        tenant=job.tenant, name="plan", period="month", zone="UTC", limit_nanos=999, hard=True, created_at=busy.now,
+        updated_at=busy.now,
+    )  # fmt: skip
+    busy.step(8)
+    assert busy.count("lent") == 0
+    Budget.objects.filter(pk=budget.pk).update(limit_nanos=2_000 * job.items)
+    busy.until_lent()
+    Budget.objects.filter(pk=budget.pk).update(limit_nanos=999)
+    busy.step(12)
+    assert busy.count("lent") == 0 and busy.grant("f1").reason == "batch_slack", "its money is gone, and so is the loan"
 
 
 def test_of_direct_requests_only_those_count_that_no_running_job_counts(band: Band):
