@@ -111,9 +111,9 @@ def test_a_passkey_beside_the_password_and_alone(site):
         assert len(devtools.send("WebAuthn.getCredentials", {"authenticatorId": made})["credentials"]) == 1
 
         sign_out(page)
+        page.goto("/sign-in/?next=/account/")
         page.click("#passkey")
-        page.wait_for_selector("summary[aria-label^='Account of']")
-        page.goto("/account/")
+        page.wait_for_url("**/account/")
         assert "passkey</td>" in page.content()
 
         sign_out(page)

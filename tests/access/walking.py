@@ -40,7 +40,8 @@ def visitor(browser, address, **options):
     yield page
     context.close()
     # The browser itself notes answers that are meant, such as a wrong code's 400.
-    assert [text for text in complaints if "the server responded with a status of" not in text] == []
+    left = [text for text in complaints if "the server responded with a status of" not in text]
+    assert left == [], left
 
 
 def sign_in(page, name, password=PASSWORD):
