@@ -38,7 +38,7 @@ from controlplane.usage.cursors import Verdict
 from controlplane.usage.ingest import SetAside
 from controlplane.usage.records import Records
 from controlplane.usage.validation import Bounds, Fault
-from controlplane.wire.report import ahead_us
+from controlplane.wire.report import FLAG_NOT_CHARGED, ahead_us
 
 _COMPLETED = Outcome.COMPLETED.code
 _UNKNOWN_IDS = {Fault.UNKNOWN_TENANT, Fault.UNKNOWN_CLASS, Fault.UNKNOWN_MODEL, Fault.UNKNOWN_SLOT, Fault.UNKNOWN_RATE}
@@ -226,7 +226,7 @@ def _job_progress(records: Records, item_jobs: set[int], changes: Mapping[int, J
     charges: dict[int, int] = defaultdict(int)
     prompts: dict[int, int] = defaultdict(int)
     outputs: dict[int, int] = defaultdict(int)
-    outcomes, statuses = records.column("outcome"), records.column("status")
+    outcomes, statuses, flags = (records.column(name) for name in ("outcome", "status", "flags"))
     charged = records.rows("charge_prompt_nanos", "charge_gpu_nanos").sum(axis=0)
     for at in of_jobs:
         job_id = int(records.job_ids[at])
@@ -237,8 +237,10 @@ def _job_progress(records: Records, item_jobs: set[int], changes: Mapping[int, J
             completed[job_id] += done
             failed[job_id] += ended and not done
         charges[job_id] += int(charged[at])
-        prompts[job_id] += int(records.column("prompt_tokens")[at])
-        outputs[job_id] += int(records.column("output_tokens")[at])
+        if not flags[at] & FLAG_NOT_CHARGED:
+            # what ran twice is nobody's tokens, as it is nobody's charge; its GPU time was spent all the same
+            prompts[job_id] += int(records.column("prompt_tokens")[at])
+            outputs[job_id] += int(records.column("output_tokens")[at])
         gpu[job_id] += int(records.column("gpu_us")[at])
         started_us = int(records.column("arrived_us")[at] + max(0, records.column("queue_us")[at]))
         first[job_id] = min(started_us, first.get(job_id, started_us))

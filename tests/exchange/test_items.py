@@ -153,6 +153,8 @@ async def test_two_agents_that_finish_the_same_item_give_one_result_and_one_char
         await sync_to_async(lambda: list(UsageRecord.objects.values_list("charge_output_nanos", flat=True)))()
     )
     assert row.charge_nanos == sum(nanos for nanos, _ in charged)
+    paid = await UsageRecord.objects.aget(request_id=result.request_id)
+    assert (row.prompt_tokens_done, row.output_tokens_done) == (paid.prompt_tokens, paid.output_tokens) > (0, 0)
 
 
 async def test_both_results_in_one_moment_give_one_result_and_one_charge(worker, second, bulk):
