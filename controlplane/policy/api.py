@@ -6,7 +6,7 @@ from typing import Any
 from django.http import Http404, HttpResponse
 from django.utils import timezone
 from drf_spectacular.types import OpenApiTypes
-from drf_spectacular.utils import OpenApiParameter, extend_schema
+from drf_spectacular.utils import OpenApiParameter, extend_schema, extend_schema_field
 from rest_framework import mixins, serializers, status
 from rest_framework.decorators import action
 from rest_framework.generics import get_object_or_404
@@ -51,6 +51,9 @@ class RevisionDetailSerializer(RevisionSerializer):
         fields = (*RevisionSerializer.Meta.fields, "configuration")
 
 
+@extend_schema_field(
+    {"oneOf": [{"type": "integer", "minimum": 1, "maximum": 100}, {"type": "string", "maxLength": 2000}]}
+)
 class WaveField(serializers.Field):  # type: ignore[type-arg]
     """A rising percentage of each pool's agents, or text that names pools and agents: `pool:a agent:gpu-01`."""
 

@@ -31,7 +31,7 @@ from tests.policy.conftest import ADMIN, api_key
 UNMANAGED = {section.name: {"mode": "unmanaged"} for section in SECTIONS}
 
 
-def build(now: datetime) -> None:
+def build(now: datetime, tenant_slug: str = "acme") -> None:
     """A bit of everything, by the actions that pages call."""
     said = {"actor": ADMIN, "now": now, "reason": "built"}
     create_class(slug="bulk", kind="batch", values={"name": "Bulk: night = #1", "default_deadline_s": 3_600}, **said)
@@ -42,7 +42,7 @@ def build(now: datetime) -> None:
     create_tenant(slug="group", name="Group", **said)
     parent = Tenant.objects.get(slug="group").pk
     create_tenant(
-        slug="acme", name="'ACME' \u2013 Zo\u00eb", parent_id=parent, classes=["chat", "bulk"], weight=3, **said
+        slug=tenant_slug, name="'ACME' \u2013 Zo\u00eb", parent_id=parent, classes=["chat", "bulk"], weight=3, **said
     )
     values = {
         "gpu_type": "H100", "interactive_class": "chat", "batch_class": "bulk", "size_bounds_gpu_ms": [500, 4_000],
@@ -52,8 +52,8 @@ def build(now: datetime) -> None:
     for band, names in (("interactive", ["s0", "s1"]), ("batch", ["s2"]), ("flex", ["s3"])):
         add_slots(pool_slug="chat-70b", names=names, band=band, kv_tokens=70_000, **said)
     create_contract(
-        slug="chat-ttft", class_slug="chat", tenant_slug="acme", values={"target_ppm": 990_000, "threshold_ms": 800},
-        **said,
+        slug="chat-ttft", class_slug="chat", tenant_slug=tenant_slug,
+        values={"target_ppm": 990_000, "threshold_ms": 800}, **said,
     )  # fmt: skip
     night = {"objective": "deadline", "target_ppm": 990_000, "admitted_before": "20:00", "finished_by": "06:30:15"}
     create_contract(slug="night", class_slug="bulk", values={**night, "zone": "Europe/Berlin"}, **said)
@@ -64,7 +64,7 @@ def build(now: datetime) -> None:
     add_cost_rate(
         pool_slug="chat-70b", nanos_per_slot_hour=2_400_000_000, effective_from=now + timedelta(days=9), **said
     )
-    tenant = Tenant.objects.get(slug="acme")
+    tenant = Tenant.objects.get(slug=tenant_slug)
     create_budget(tenant_id=tenant.pk, name="month", limit_nanos=4_000 * 10**9, thresholds_percent=[80, 100], **said)
 
 

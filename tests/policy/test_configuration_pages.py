@@ -20,7 +20,7 @@ PAGE = "/policy/configuration/"
 @pytest.fixture
 def built(people):
     now = timezone.now()
-    build(now)
+    build(now, "beta")
     return now
 
 
