@@ -158,7 +158,6 @@ def _follow(row: Experiment, process: subprocess.Popen[bytes]) -> Outcome | None
                 return Outcome()
             if time.monotonic() > deadline_s:
                 return Outcome(problem=f"It took longer than {TIME_LIMIT_S / 60:g} minutes. Choose a shorter window.")
-            time.sleep(LOOK_EVERY_S)
 
 
 def _told(row: Experiment, said: dict[str, Any]) -> bool:
