@@ -83,7 +83,11 @@ def sign_bundles(revision: Revision, now: datetime) -> int:
 
 
 def broadcasts(rollout_id: int, now: datetime) -> list[Nudge]:
-    """One nudge per pool that has agents in an open wave nobody was told of yet."""
+    """One nudge per pool that has agents in an open wave nobody was told of yet, once all of the pool may have it.
+
+    A broadcast is heard by every agent of a pool, and each pulls what it names: before the pool's last wave it would
+    carry the revision past the gates. Until then the answer to an agent's next report names it to those it is for.
+    """
     untold = list(
         Wave.objects.filter(rollout_id=rollout_id, state=Wave.State.SENT, nudged_at__isnull=True).order_by("number")
     )
@@ -94,6 +98,10 @@ def broadcasts(rollout_id: int, now: datetime) -> list[Nudge]:
         Delivery.objects.filter(rollout_id=rollout_id, wave__in=[wave.number for wave in untold]).values_list(
             "agent__pool_id", flat=True
         )
+    )
+    pending = Wave.objects.filter(rollout_id=rollout_id, state=Wave.State.PENDING).values("number")
+    reached -= set(
+        Delivery.objects.filter(rollout_id=rollout_id, wave__in=pending).values_list("agent__pool_id", flat=True)
     )
     rows = PolicyBundle.objects.filter(revision_id=revision, pool_id__in=reached, signature__isnull=False)
     return [

@@ -75,6 +75,8 @@ async def test_what_acts_at_once_acts_within_2_s_beside_a_stuck_rollout(world, t
                 began = time.perf_counter()
                 acting = asyncio.create_task(cp.in_database(act)(function, **values))
                 while not await holds():
+                    if acting.done():
+                        acting.result()
                     assert time.perf_counter() - began < 20, function.__name__
                     await asyncio.sleep(0.01)
                 await acting

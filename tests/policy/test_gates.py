@@ -4,6 +4,7 @@ from datetime import timedelta
 
 import pytest
 from django.db import connection
+from django.utils import timezone
 
 from controlplane.audit.models import AuditEntry
 from controlplane.contracts.models import Contract, ContractVersion, ObjectiveMinute
@@ -15,8 +16,8 @@ from controlplane.policy.models import Revision, WatchedCount
 from controlplane.policy.pages import rollout_page
 from controlplane.policy.wave_plan import Gates, WavePlan
 from controlplane.wire.report import ObjectiveCount
-from tests.policy.conftest import make_fleet
-from tests.policy.test_rollouts import acks, states
+from tests.policy.conftest import Listeners, make_fleet, wait_for
+from tests.policy.test_rollouts import acks, states, wanted
 
 HOLD = 60
 GATES = Gates(hold_s=HOLD, gate_timeout_s=300, burn_most=6.0)
@@ -211,3 +212,26 @@ def test_named_agents_go_first_and_the_page_tells_gates_with_their_numbers(fleet
     assert readings["hold"] == ("waits", "0 s")
     assert page.waves[0].word == "Held"
     assert page.waves[1].readings == []
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_wave_is_not_broadcast_past_the_agents_it_is_for(actor, broker):
+    """Every agent of a pool hears a broadcast and pulls what it names: it is sent once all of them may have it."""
+    pool = make_fleet(4)
+    other = make_fleet(1, slug="other-pool", model="other-model")
+    now = timezone.now()
+    uuids = [str(agent.uuid) for agent in pool.agents]
+    with (
+        Listeners(broker, "chat-70b", uuids) as heard,
+        Listeners(broker, "other-pool", [str(other.agents[0].uuid)]) as elsewhere,
+    ):
+        revision = push(actor=actor, reason="x", now=now, waves=(25, 100), gates=Gates(hold_s=0, burn_most=None))
+        rollouts.run(revision.rollout.pk, now)
+        # the other pool has all of its agents in this wave
+        wait_for(lambda: bool(elsewhere.nudges(str(other.agents[0].uuid))))
+        assert [heard.nudges(uuid) for uuid in uuids] == [[], [], [], []]
+        assert wanted(pool.agents) == {pool.agents[0].pk: revision.number}
+        acks(revision.number, [pool.agents[0], other.agents[0]], now)
+        rollouts.sweep(now)
+        wait_for(lambda: all(heard.nudges(uuid) for uuid in uuids))
+    assert {nudge.revision for uuid in uuids for nudge in heard.nudges(uuid)} == {revision.number}
