@@ -62,6 +62,8 @@ def test_an_interference_test_from_the_form_to_the_guard(people):
     rates = safe_rates_of(answer)
     assert rates and list(rates.values()) == sorted(rates.values())
 
+    factories.workload_class("chat")
+    factories.workload_class("bulk", "batch")
     pool = factories.pool()
     for number, band in enumerate(("interactive", "interactive", "flex", "batch")):
         factories.slot(pool, f"s{number}", band)
@@ -248,6 +250,7 @@ def test_the_effect_of_a_draft_stands_on_its_review(served, until, people):
     pool = served.pool
     served.chat.max_prompt_tokens = 1_000
     served.chat.save(update_fields=["max_prompt_tokens"])
+    assert reverse("draft-effect") in admin.get(reverse("policy-review")).text
     before = admin.get(reverse("draft-effect")).text
     assert pool.slug in before and "Simulate the draft" in before
     assert "Simulate the draft" not in people["viewer"].get(reverse("draft-effect")).text
