@@ -29,7 +29,7 @@ class Process:
     async def start(cls, url: str, token: str, state_dir: Path, *more: str):
         command = [sys.executable, "-m", "controlplane.agent", *cp.arguments(url, token, state_dir, *more)]
         child = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stderr=asyncio.subprocess.PIPE)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(90):
             while b"listening on" not in (line := await child.stderr.readline()):
                 assert line, f"the agent ended with {await child.wait()}"
         words = line.decode().split()
