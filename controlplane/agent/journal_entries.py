@@ -32,12 +32,15 @@ class Head(Struct, array_like=True, frozen=True, tag="H"):
     """First entry of a segment: nothing in older segments is needed but their reports.
 
     The next `kept` entries repeat what was open or unreported; without all of them the segment does not count.
+    `admitted` are marks of requests that were admitted and closed since the last report, which no entry repeats: a
+    repeated end says nothing of its admission. An earlier release wrote none and passes over them.
     """
 
     epoch: int
     segment: int
     next_seq: int
     kept: int
+    admitted: list[Mark] = []
 
 
 class Opened(Struct, array_like=True, frozen=True, tag="O"):

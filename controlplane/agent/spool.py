@@ -121,7 +121,7 @@ class SpoolState:
         self.closed.clear()
         self.spent.clear()
         self.turned.clear()
-        self.admitted.clear()
+        self.admitted = list(head.admitted)
         self.responses_bytes = 0
         self.last_seq = max(self.last_seq, head.next_seq - 1)
 
@@ -351,7 +351,8 @@ class EpochSpool:
         kept_open, kept_closed = list(self.state.opened.values()), list(self.state.closed)
         kept_turned = list(self.state.turned)
         kept: list[Entry] = [*kept_open, *kept_closed, *kept_turned]
-        for entry in (Head(self.epoch, self._segment, self.state.last_seq + 1, len(kept)), *kept):
+        head = Head(self.epoch, self._segment, self.state.last_seq + 1, len(kept), list(self.state.admitted))
+        for entry in (head, *kept):
             self.append(entry)
         self.flush()
         os.fdatasync(self._descriptor)
