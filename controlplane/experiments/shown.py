@@ -52,14 +52,14 @@ def _interference(answer: Answer) -> Shown:
     stages = {title: answer["stages"][name] for name, title in STAGES.items() if answer["stages"].get(name)}
     rates = answer["safe_rates"]
     objective = answer["objective"]
-    best = ", ".join(f"{slots} slots {say(rate, 2)}/s" for slots, rate in rates.items())
+    best = ", ".join(f"{_slots(slots)} {say(rate, 2)}/s" for slots, rate in rates.items())
     p95 = {title: lookup(stage, "ttft_ms.p95") for title, stage in stages.items() if stage.get("ttft_ms")}
     sections = [
         Section("stages", "The three stages", _across(STAGE_FIGURES, stages, "Figure")),
         Section(
             "rates", "Highest admitted rate that keeps the objective",
             Table(("Slots that serve interactive", "Rate, requests/s"), [[n, say(r, 3)] for n, r in rates.items()]),
-            figures.bars([f"{slots} slots" for slots in rates], list(rates.values()), unit="requests/s", decimals=2),
+            figures.bars([_slots(slots) for slots in rates], list(rates.values()), unit="requests/s", decimals=2),
             f"Interactive alone: {best}.",
             "Found by bisection on how fast the trace is replayed. The lowest is the floor with one slot failed.",
         ),
@@ -77,6 +77,10 @@ def _interference(answer: Answer) -> Shown:
         ("Slots", f"{len(answer['bands'])}: " + ", ".join(_bands(answer["bands"]))), ("Service", answer["service"])
     )
     return Shown(facts, sections, verdict_of(answer), [answer["note"]])
+
+
+def _slots(count: str) -> str:
+    return f"{count} slot" if count == "1" else f"{count} slots"
 
 
 def _bands(bands: Sequence[str]) -> list[str]:
