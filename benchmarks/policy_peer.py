@@ -12,10 +12,11 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.config.settings")
 import django
 from django.conf import settings
 
-settings.MIDDLEWARE = []
 settings.ROOT_URLCONF = __name__
 settings.DATABASES["default"]["CONN_MAX_AGE"] = 600
 django.setup()
+# After the applications looked for theirs: the peer's own requests pass none.
+settings.MIDDLEWARE = []
 
 from django.core.wsgi import get_wsgi_application  # noqa: E402 - needs the app registry
 from django.http import HttpResponse  # noqa: E402
