@@ -4,7 +4,7 @@ import shutil
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from controlplane.agent.journal_entries import Cut, Head, Mark, Recut, decode
@@ -14,6 +14,8 @@ from tests.agent.test_spool import NOW_US, closed, opened, report_of
 
 
 @settings(max_examples=80, deadline=None)
+@example(["report", "admit", "end", "recut", "restart"])
+@example(["admit", "end", "segment", "admit", "end", "segment"])
 @given(st.lists(st.sampled_from(["admit", "end", "end", "report", "recut", "segment", "restart"]), max_size=24))
 def test_each_admission_and_each_end_is_counted_once_wherever_a_segment_begins(tmp_path_factory, steps):
     """Reports count all that came before; the successor of a killed process counts the rest, recut or not."""
