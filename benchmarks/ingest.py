@@ -51,6 +51,8 @@ GOALS = (
     Goal("rollups", "P4 packed with rollups / without", 0.65),
 )
 ROOT = Path(__file__).resolve().parent.parent
+# A start is not what is measured; a machine with much else to do may take minutes for it.
+START_WITHIN_S = 240.0
 
 
 @contextlib.contextmanager
@@ -110,12 +112,12 @@ def server(application: str, environment: dict[str, str], *extra: str) -> Iterat
     command += ["--loop", "uvloop", "--http", "httptools", "--no-access-log", "--log-level", "warning", *extra]
     process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **environment})
     try:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + START_WITHIN_S
         while True:
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
                 break
             if process.poll() is not None or time.monotonic() > deadline:
-                raise SystemExit(f"{application} did not start")
+                raise SystemExit(f"{application} did not start within {START_WITHIN_S:.0f} s")
             time.sleep(0.1)
         yield Server(port, psutil.Process(process.pid))
     finally:
