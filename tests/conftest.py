@@ -6,11 +6,16 @@ from pathlib import Path
 import pytest
 from django.conf import settings
 from django.db.backends.postgresql.operations import DatabaseOperations
+from hypothesis import settings as hypothesis_settings
 
 from tests import factories
 
 # People of the tests sign in by the thousand; how strongly passwords are hashed is the settings' own test.
 settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
+
+# How long an example takes tells of the machine's other work, not of the code.
+hypothesis_settings.register_profile("suite", deadline=None)
+hypothesis_settings.load_profile("suite")
 
 APPEND_ONLY = (
     "audit_auditentry",

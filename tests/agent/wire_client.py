@@ -46,7 +46,7 @@ class WireClient:
     def send(self, data: bytes) -> None:
         self.writer.write(data)
 
-    async def answer(self, within_s: float = 5.0) -> Answer:
+    async def answer(self, within_s: float = 30.0) -> Answer:
         async with asyncio.timeout(within_s):
             head = (await self.reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
             status = int(head[0].split(" ")[1])
@@ -69,7 +69,7 @@ class WireClient:
         self.send(data)
         return await self.answer()
 
-    async def closed_by_server(self, within_s: float = 3.0) -> bool:
+    async def closed_by_server(self, within_s: float = 15.0) -> bool:
         async with asyncio.timeout(within_s):
             try:
                 return await self.reader.read() == b""

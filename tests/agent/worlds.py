@@ -285,8 +285,8 @@ class Agent:
         await self.engine.backend.close()
         self.spool.close()
 
-    async def until(self, condition, within_s: float = 5.0) -> None:
-        """Wait for something that the event loop will bring about."""
+    async def until(self, condition, within_s: float = 30.0) -> None:
+        """Wait for something that the event loop will bring about; long enough for a machine that does much else."""
         loop = asyncio.get_running_loop()
         end = loop.time() + within_s
         while not condition():
