@@ -322,6 +322,8 @@ SPECTACULAR_SETTINGS = {
         "ApiKeyStateEnum": "controlplane.tenants.models.ApiKey.State",
         "AgentStateEnum": "controlplane.fleet.models.Agent.State",
         "JobStateEnum": "controlplane.jobs.models.Job.State",
+        "ExperimentStateEnum": "controlplane.experiments.models.Experiment.State",
+        "ExperimentKindEnum": "controlplane.experiments.models.Experiment.Kind",
         "EventKindEnum": "controlplane.alerts.actions.EVENT_KINDS",
         "ClassKindEnum": "controlplane.contracts.models.WorkloadClass.Kind",
         "RoleEnum": "controlplane.tenants.models.Member.Role",
