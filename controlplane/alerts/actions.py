@@ -24,12 +24,13 @@ from controlplane.web import outbound
 
 SILENCE_LONGEST = timedelta(days=30)
 PLANNED_AHEAD_MOST = timedelta(days=365)
-KINDS = ("burn", "absence", "overdue", "lost")
+KINDS = ("burn", "absence", "overdue", "lost", "uncounted")
 KIND_WORDS = {
     "burn": "Error budget burns",
     "absence": "No telemetry",
     "overdue": "Slot past its drain bound",
     "lost": "Agent vanished",
+    "uncounted": "Usage in no total",
 }
 EVENT_KINDS = ("deploy", "network", "hardware", "config", "other")
 EVENT_AHEAD_MOST, EVENT_BACK_MOST = timedelta(minutes=5), timedelta(days=14)

@@ -1,4 +1,4 @@
-"""Open alerts from a `Reading`: burn, absence, slots past their bound, agents that vanished; and how they are kept."""
+"""Open alerts from a `Reading`: burn, absence, overdue slots, vanished agents, uncounted usage; how they are kept."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from controlplane.live.attention import (
 from controlplane.live.contracts import Evaluation
 from controlplane.live.readings import Reading, SlotNow
 from controlplane.live.strip import iso
+from controlplane.live.uncounted_alert import uncounted_alerts
 from controlplane.web.numerals import duration
 
 #: An alert names so many slots and counts the rest.
@@ -49,8 +50,10 @@ def unjudged(reading: Reading) -> set[str]:
 
 
 def group_of(*, contract: str = "", pool: str = "") -> str:
-    """What is told in one message: all that concerns a contract, or a pool."""
-    return f"contract:{contract}" if contract else f"pool:{pool}"
+    """What is told in one message: all that concerns a contract, or a pool, or the records of all."""
+    if contract:
+        return f"contract:{contract}"
+    return f"pool:{pool}" if pool else "records"
 
 
 def seen(row: Row) -> Seen:
@@ -98,6 +101,7 @@ def conditions(reading: Reading) -> Iterator[Row]:
         slots = reading.slots.get(pool.pk, [])
         yield from (_overdue(pool, slot) for slot in slots if slot.state == "overdue")
         yield from _lost_alerts(pool, slots)
+    yield from uncounted_alerts(reading.uncounted)
 
 
 def _overdue(pool: Pool, slot: SlotNow) -> Row:

@@ -27,6 +27,7 @@ from controlplane.policy.models import Revision
 from controlplane.policy.queries import AgentDrift, drift
 from controlplane.tenants.models import Tenant
 from controlplane.usage.models import RefusalMinute, SlotMinute
+from controlplane.usage.uncounted import Uncounted, uncounted
 
 REFUSALS_OVER = timedelta(minutes=15)
 CHANGES_OVER = timedelta(hours=24)
@@ -106,6 +107,7 @@ class Reading:
     drift: list[AgentDrift]
     changes: list[Change]
     revision: int | None
+    uncounted: Uncounted = field(default_factory=Uncounted)
     lends_this_week: dict[int, int] = field(default_factory=dict)
     marks: dict[str, Mark] = field(default_factory=dict)
 
@@ -130,6 +132,7 @@ class SlowParts:
     changes: list[Change]
     observed: dict[int, frozenset[datetime]]
     lends_this_week: dict[int, int]
+    uncounted: Uncounted
 
 
 def read_slow(now: datetime) -> SlowParts:
@@ -148,6 +151,7 @@ def read_slow(now: datetime) -> SlowParts:
         changes=_changes(now),
         observed=_observed(now),
         lends_this_week=_lends_this_week(now),
+        uncounted=uncounted(now),
     )
 
 
@@ -182,6 +186,7 @@ def read(now: datetime, slow: SlowParts | None = None) -> Reading:
         changes=slow.changes,
         revision=Revision.objects.order_by("-number").values_list("number", flat=True).first(),
         lends_this_week=slow.lends_this_week,
+        uncounted=slow.uncounted,
         marks=marks(now),
     )
 

@@ -23,6 +23,7 @@ from controlplane.usage.copy_binary import PG_EPOCH_US, row_template, rows_with_
 from controlplane.usage.records import COPY_SQL, Ints, Records, to_copy
 from controlplane.usage.rollup_keys import KEY_COLUMNS, ROLLUP_COLUMNS, SUM_COLUMNS, Groups, group_by, sum_groups
 from controlplane.usage.sketch import sketch_groups
+from controlplane.usage.validation import charged_nanos
 from controlplane.wire.report import FLAG_STREAMED, DecisionSample, RefusalCount, SlotMeter, SlotUsage
 
 _DELTA_SQL = "COPY usage_rollupdelta (minute, {}) FROM STDIN (FORMAT BINARY)".format(", ".join(ROLLUP_COLUMNS))
@@ -221,10 +222,13 @@ class SetAside:
 def quarantine(cursor: Cursor[Any], rows: Sequence[SetAside], now: datetime) -> None:
     """Keeps what cannot be counted, with its reason."""
     cursor.executemany(
-        "INSERT INTO usage_quarantine (at, agent_id, epoch, seq, reason, payload, records)"
-        " VALUES (%s, %s, %s, %s, %s, %s, %s)",
+        "INSERT INTO usage_quarantine (at, agent_id, epoch, seq, reason, payload, records, nanos)"
+        " VALUES (%s, %s, %s, %s, %s, %s, %s, %s)",
         [
-            (now, row.agent_id, row.epoch, row.seq, row.reason[:60], Jsonb(row.payload, dumps=_storable), row.records)
+            (
+                now, row.agent_id, row.epoch, row.seq, row.reason[:60], Jsonb(row.payload, dumps=_storable),
+                row.records, charged_nanos(row.payload),
+            )
             for row in rows
         ],
-    )
+    )  # fmt: skip

@@ -213,7 +213,10 @@ class DecisionSample(models.Model):
 
 
 class Quarantine(models.Model):
-    """What was reported but cannot be counted, with the reason; totals are untouched by it."""
+    """What was reported but cannot be counted, with the reason; totals are untouched by it.
+
+    `nanos` is what its records say they were charged; null where one of them says nothing that can be true.
+    """
 
     id = models.BigAutoField(primary_key=True)
     at = models.DateTimeField(db_index=True)
@@ -223,6 +226,7 @@ class Quarantine(models.Model):
     reason = models.CharField(max_length=60)
     payload = models.JSONField()
     records = models.IntegerField(default=1)
+    nanos = models.BigIntegerField(null=True, blank=True)
     resolved_at = models.DateTimeField(null=True, blank=True)
 
 

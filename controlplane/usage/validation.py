@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from controlplane.core.money import round_ratio
 from controlplane.core.pricing import HOUR_US, MTOK, PPM
 from controlplane.core.reasons import Outcome
-from controlplane.usage.records import INTEGERS, Ints, Records
+from controlplane.usage.records import FIELDS, INTEGERS, Ints, Records
 from controlplane.usage.rollup_keys import group_by
 from controlplane.wire.report import (
     FLAG_CAPPED,
@@ -31,6 +31,7 @@ FUTURE_US = 300_000_000
 MINUTE_US = 60_000_000
 _INT4_MAX = 2**31 - 1
 _CHARGE_MAX = 2**53
+_CHARGES = slice(FIELDS.index("charge_prompt_nanos"), FIELDS.index("charge_gpu_nanos") + 1)
 _FLAGS = FLAG_STREAMED | FLAG_ESTIMATED | FLAG_NOT_CHARGED | FLAG_OUTAGE | FLAG_TOKENLESS | FLAG_CAPPED
 _COMPLETED = Outcome.COMPLETED.code
 
@@ -112,6 +113,18 @@ class Bounds:
     @classmethod
     def at(cls, now_us: int, *, spool_age_us: int) -> Bounds:
         return cls(oldest_us=now_us - spool_age_us, newest_us=now_us + FUTURE_US)
+
+
+def charged_nanos(payload: object) -> int | None:
+    """What records that were set aside say they were charged; None where one of them says nothing that can be true."""
+    rows = payload.get("records") if isinstance(payload, dict) else None
+    if not isinstance(rows, list):
+        return None
+    charges = [value for row in rows for value in row[_CHARGES]]
+    if not all(type(value) is int and 0 <= value <= _CHARGE_MAX for value in charges):
+        return None
+    whole = sum(charges)
+    return whole if whole < 2**63 else None
 
 
 def find_faults(records: Records, known: Known, bounds: Bounds) -> NDArray[np.int8]:
