@@ -19,7 +19,7 @@ from kombu.messaging import Consumer
 
 from controlplane.agent.engine import Engine
 from controlplane.agent.identity import signing_key
-from controlplane.agent.policy_state import Trust
+from controlplane.agent.policy_state import LiveList, Trust
 from controlplane.wire import signing
 from controlplane.wire.nudging import (
     QUEUE_EXPIRES_S,
@@ -61,6 +61,7 @@ class Hastened(Protocol):
     """What a nudge can hasten."""
 
     engine: Engine
+    live: LiveList
 
     def report_now(self) -> None: ...
 
@@ -152,4 +153,6 @@ class NudgeListener:
             self._control.engine.flex.recall(nudge.slot_id, nudge.fence)
             self._control.report_now()
         else:
+            if nudge.live and self._control.live.hasten(nudge.live, self.trust):
+                self._control.engine.apply_live(self._control.live)
             self._control.report_now()

@@ -264,6 +264,14 @@ class LiveList:
         write_atomic(self._path, msgspec.msgpack.encode(stored))
         return True
 
+    def hasten(self, items: list[LiveItem], trust: Trust) -> bool:
+        """Put entries of a nudge in force; True when something changed.
+
+        The number stays: the next report brings them again with all before them, so that no nudge can hide an entry.
+        """
+        bodies = self._verified_all(items, trust)
+        return bodies is not None and self._place_all([found for found in bodies if found[1].number > self.number])
+
     def _clear(self) -> None:
         for table in (self.keys, self.by_hash, self.tenants, self.classes, self.freezes, self._items):
             table.clear()
@@ -279,9 +287,16 @@ class LiveList:
             bodies.append((body, item))
         return bodies
 
-    def _place_all(self, bodies: list[tuple[LiveBody, LiveItem]]) -> None:
-        for body, item in bodies:
+    def _place_all(self, bodies: list[tuple[LiveBody, LiveItem]]) -> bool:
+        """Whether one was newer than what is here of its subject: an answer may be older than a nudge."""
+        newer = [(body, item) for body, item in bodies if item.number > self._held(body)]
+        for body, item in newer:
             self._place(body, item)
+        return bool(newer)
+
+    def _held(self, body: LiveBody) -> int:
+        item = self._items.get(_subject(body))
+        return 0 if item is None else item.number
 
     def _verified(self, item: LiveItem, trust: Trust) -> LiveBody | None:
         try:
@@ -305,6 +320,7 @@ class LiveList:
         return body
 
     def _place(self, body: LiveBody, item: LiveItem) -> None:
+        self._items[_subject(body)] = item
         if isinstance(body, LiveKey):
             before = self.keys.get(body.id)
             for digest in before.hashes if before is not None else ():
@@ -312,13 +328,18 @@ class LiveList:
             self.keys[body.id] = body
             for digest in body.hashes:
                 self.by_hash[digest] = body
-            self._items["key", body.id] = item
         elif isinstance(body, LiveTenant):
             self.tenants[body.id] = body
-            self._items["tenant", body.id] = item
         elif isinstance(body, LiveClass):
             self.classes[body.id] = body
-            self._items["class", body.id] = item
         else:
             self.freezes[body.pool_id] = body
-            self._items["freeze", body.pool_id] = item
+
+
+def _subject(body: LiveBody) -> tuple[str, int]:
+    """The kind and id of what an entry is about."""
+    if isinstance(body, LiveKey):
+        return "key", body.id
+    if isinstance(body, LiveTenant):
+        return "tenant", body.id
+    return ("class", body.id) if isinstance(body, LiveClass) else ("freeze", body.pool_id)

@@ -2,6 +2,8 @@
 
 from msgspec import Struct
 
+from controlplane.wire.report import LiveItem
+
 SCHEMA = 1
 
 
@@ -220,8 +222,11 @@ class LiveFreeze(Struct, frozen=True, tag="freeze", tag_field="kind"):
 LiveBody = LiveKey | LiveTenant | LiveClass | LiveFreeze
 
 
-class Nudge(Struct, frozen=True):
-    """Hastens what the next report would bring anyway. kind: policy, recall, grant, lease, live or report."""
+class Nudge(Struct, frozen=True, omit_defaults=True):
+    """Hastens what the next report would bring anyway. kind: policy, recall, grant, lease, live or report.
+
+    `live` has the signed entries that stop something, so that they are in force before the report has been answered.
+    """
 
     kind: str
     pool: str
@@ -234,6 +239,7 @@ class Nudge(Struct, frozen=True):
     nonce: str
     issued_us: int
     expires_us: int
+    live: list[LiveItem] | None = None
 
 
 class SignedNudge(Struct, frozen=True):

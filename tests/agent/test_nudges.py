@@ -3,6 +3,7 @@
 import os
 import secrets
 import time
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -10,6 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from kombu import Connection, Exchange, Queue
 
 from controlplane.agent.nudges import NudgeListener, read_nudge
+from controlplane.agent.policy_state import LiveList
 from controlplane.wire import signing
 from controlplane.wire.nudging import (
     QUEUE_EXPIRES_S,
@@ -18,7 +20,7 @@ from controlplane.wire.nudging import (
     agent_queue,
     pool_exchange,
 )
-from controlplane.wire.policy import Nudge, SignedNudge, nudge_message
+from controlplane.wire.policy import LiveTenant, Nudge, SignedNudge, nudge_message
 from controlplane.wire.report import Grant
 from tests.agent import worlds
 from tests.agent.test_flex_agent import FLEX_ID, flex_document, lend, state
@@ -69,6 +71,7 @@ class Heard:
 
     def __init__(self, engine) -> None:
         self.engine = engine
+        self.live = LiveList(Path("nowhere"))
         self.reports = 0
         self.pulls: list[tuple[int, str]] = []
 
@@ -82,6 +85,20 @@ class Heard:
 def fresh(**changes) -> bytes:
     now_us = time.time_ns() // 1000
     return signed(nudge(issued_us=now_us, expires_us=now_us + 60_000_000, **changes))
+
+
+async def test_what_stops_something_is_in_force_before_the_report_is_answered(make_agent):
+    agent = await make_agent(flex_document())
+    heard = Heard(agent.engine)
+    listener = NudgeListener("", AGENT, worlds.trust(), heard, agent.front.loop)
+    tenant = next(iter(agent.engine.registry.tenants.values()))
+    stop = LiveTenant(9, tenant.policy.id, tenant.policy.slug, "suspended")
+    assert tenant.view.active
+    listener.take(fresh(kind="live", live=[worlds.live_item(stop, key=Ed25519PrivateKey.generate())]))
+    assert tenant.view.active and heard.reports == 1, "what does not verify is asked for, like anything else"
+    listener.take(fresh(kind="live", live=[worlds.live_item(stop)]))
+    assert not tenant.view.active
+    assert (heard.reports, heard.live.number) == (2, 0)
 
 
 async def test_over_the_broker(make_agent):

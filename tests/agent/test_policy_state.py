@@ -147,6 +147,26 @@ class TestLiveList:
         assert not live.apply(renumbered, trust())
         assert list(live.keys) == [11]
 
+    def test_a_nudge_puts_entries_in_force_and_leaves_the_number_to_reports(self, tmp_path):
+        live = LiveList(tmp_path)
+        assert live.apply(delta(live_key(1)), trust())
+        stops = [live_item(live_key(5, state="revoked")), live_item(LiveTenant(4, 1, "acme", "suspended"))]
+        assert live.hasten(stops, trust())
+        assert (live.number, live.keys[11].state, live.tenants[1].state) == (1, "revoked", "suspended")
+        assert not live.hasten(stops, trust()), "nothing is new"
+        # an answer that was on its way when the nudge came is older: it takes nothing back, and the rest of it counts
+        assert live.apply(delta(live_key(2), LiveTenant(3, 2, "delta", "suspended"), since=1), trust())
+        assert (live.number, live.keys[11].state, set(live.tenants)) == (3, "revoked", {1, 2})
+        assert live.apply(delta(LiveTenant(4, 1, "acme", "suspended"), live_key(5, state="revoked"), since=3), trust())
+        assert live.number == 5
+
+    def test_a_nudge_takes_nothing_back_and_needs_signatures(self, tmp_path):
+        live = LiveList(tmp_path)
+        assert live.apply(delta(LiveTenant(6, 1, "acme", "suspended")), trust())
+        assert not live.hasten([live_item(LiveTenant(5, 1, "acme", "active"))], trust()), "a replay"
+        assert not live.hasten([live_item(LiveTenant(7, 1, "acme", "active"), key=OTHER_KEY)], trust())
+        assert (live.number, live.tenants[1].state) == (6, "suspended")
+
 
 def test_an_unknown_key_is_named_and_what_is_in_force_stays(tmp_path):
     """After a rotation the old key is not trusted any more: entries taken under it stay, whatever comes next."""

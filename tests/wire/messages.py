@@ -139,6 +139,10 @@ MESSAGES = {
     "live_class": policy.LiveClass(1, 2, "chat", "active"),
     "live_freeze": policy.LiveFreeze(1, 2, 3),
     "nudge": policy.Nudge("recall", "chat-70b", UUID, 1, 2, 3, "d", 4, "nonce", 5, 6),
+    "live_nudge": policy.Nudge(
+        "live", "chat-70b", None, None, None, None, None, None, "nonce", 5, 6,
+        [report.LiveItem(1, "e30=", "kid", "c2ln")],
+    ),
     "signed_nudge": policy.SignedNudge("kid", "c2ln", "Ym9keQ=="),
     "succession": verification.Succession("policy", "old", "new", "a2V5", "c2ln"),
 }  # fmt: skip

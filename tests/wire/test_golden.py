@@ -19,7 +19,7 @@ LIVE = {"live_key", "live_tenant", "live_class", "live_freeze"}
 def encoded(name: str) -> bytes:
     """Documents that are signed are canonical; the rest is in the order of its fields."""
     message = MESSAGES[name]
-    signed_forms = {"policy_document", "nudge", *LIVE}
+    signed_forms = {"policy_document", "nudge", "live_nudge", *LIVE}
     return signing.canonical(message) if name in signed_forms else msgspec.json.encode(message)
 
 
