@@ -24,6 +24,8 @@ from controlplane.wire.signing import canonical, digest_hex, to_text
 
 BATCH = 2_000
 DELTA_LIMIT = 500
+# More than that at once is no emergency: a broadcast stays small, and reports bring the list.
+URGENT_MOST = 16
 # A freeze without an end: the end of the year 9999.
 FOREVER_US = 253_402_300_799_000_000
 
@@ -66,6 +68,20 @@ def delta(since: int, limit: int = DELTA_LIMIT) -> LiveDelta | None:
     entries = [_item(row) for row in rows]
     through = entries[-1].number if len(entries) == limit else last
     return LiveDelta(since=start, through=through, full=full, entries=entries)
+
+
+def urgent(since: int) -> list[LiveItem]:
+    """Entries after `since` that a broadcast may carry, oldest first; none where there are more than a few.
+
+    Of keys only those that are revoked: whoever listens at the broker learns the hash of no key that is good.
+    """
+    rows = list(LiveEntry.objects.filter(number__gt=since).order_by("number")[: URGENT_MOST + 1])
+    if len(rows) > URGENT_MOST:
+        return []
+    keys = [row.subject for row in rows if row.kind == "key"]
+    good = ApiKey.objects.filter(pk__in=keys).exclude(state=ApiKey.State.REVOKED) if keys else ApiKey.objects.none()
+    kept_back = {str(pk) for pk in good.values_list("pk", flat=True)}
+    return [_item(row) for row in rows if row.kind != "key" or row.subject not in kept_back]
 
 
 def sign_again(now: datetime) -> int:

@@ -21,6 +21,7 @@ from controlplane.wire.nudging import (
     pool_exchange,
 )
 from controlplane.wire.policy import Nudge, SignedNudge, nudge_message
+from controlplane.wire.report import LiveItem
 from controlplane.wire.signing import canonical, digest_hex, to_text
 
 log = logging.getLogger(__name__)
@@ -39,6 +40,7 @@ def compose(
     revision: int | None = None,
     digest: str | None = None,
     wave: int | None = None,
+    live: list[LiveItem] | None = None,
 ) -> Nudge:
     """A nudge with its nonce and life time. `agent` is a UUID; None is every agent of the pool."""
     return Nudge(
@@ -53,6 +55,7 @@ def compose(
         nonce=secrets.token_urlsafe(12),
         issued_us=_us(now),
         expires_us=_us(now + timedelta(seconds=NUDGE_TTL_S)),
+        live=live,
     )
 
 

@@ -21,12 +21,14 @@ def push(rollout_id: int) -> bool:
 
 @shared_task(name="policy.sign_live", ignore_result=True)
 def sign_live() -> int:
-    """Signs changes that act at once and tells every pool to ask for them."""
+    """Signs changes that act at once and tells every pool: what stops something goes along, the rest is asked for."""
     now = timezone.now()
+    before = live_list.newest()
     signed = live_list.sign_changes(now)
     if signed:
+        urgent = live_list.urgent(before) or None
         pools = Pool.objects.filter(archived_at__isnull=True).order_by("slug").values_list("slug", flat=True)
-        send_all([compose("live", pool=slug, now=now) for slug in pools], now=now)
+        send_all([compose("live", pool=slug, now=now, live=urgent) for slug in pools], now=now)
     return signed
 
 

@@ -8,13 +8,13 @@ from django.db import connections, transaction
 from django.utils import timezone
 
 from controlplane.policy import tasks
-from controlplane.policy.live_list import delta, newest, sign_changes
+from controlplane.policy.live_list import URGENT_MOST, delta, newest, sign_changes, urgent
 from controlplane.policy.models import LiveEntry
 from controlplane.policy.queries import signing_keys
 from controlplane.policy.signing import rotate
 from controlplane.tenants.actions import next_live_number
-from controlplane.tenants.models import ApiKey, Installation
-from controlplane.wire.policy import LiveBody, LiveKey, live_message
+from controlplane.tenants.models import ApiKey, Installation, Tenant
+from controlplane.wire.policy import LiveBody, LiveKey, LiveTenant, live_message
 from controlplane.wire.signing import digest_hex, from_text, verify
 from tests import factories
 from tests.policy.conftest import Listeners, api_key, make_fleet, wait_for
@@ -179,4 +179,23 @@ def test_signing_tells_every_pool_to_ask(broker):
         assert tasks.sign_live() == 1
         wait_for(lambda: bool(listeners.heard[uuid]))
         assert tasks.sign_live() == 0
-    assert [nudge.kind for nudge in listeners.nudges(uuid)] == ["live"]
+    assert [(nudge.kind, nudge.live) for nudge in listeners.nudges(uuid)] == [("live", None)]
+
+
+def test_a_broadcast_carries_what_stops_something_and_the_hash_of_no_good_key(installation):
+    fleet = make_fleet(1)
+    good, revoked = api_key(fleet.tenant), api_key(fleet.tenant, number=2)
+    change(good)
+    change(revoked, state=ApiKey.State.REVOKED)
+    change(fleet.tenant, state=Tenant.State.SUSPENDED)
+    sign_changes(timezone.now())
+    carried = [msgspec.json.decode(from_text(item.body), type=LiveBody) for item in urgent(0)]
+    assert [(type(body), body.id, body.state) for body in carried] == [
+        (LiveKey, revoked.pk, "revoked"),
+        (LiveTenant, fleet.tenant.pk, "suspended"),
+    ]
+    assert urgent(newest()) == []
+    for number in range(3, URGENT_MOST + 3):
+        change(api_key(fleet.tenant, number=number), state=ApiKey.State.REVOKED)
+    sign_changes(timezone.now())
+    assert urgent(0) == [], "so many are left to reports"
