@@ -152,7 +152,7 @@ def _classes(bounds: Bounds, now: datetime) -> None:
 def _pools(agents: list[tuple[str, str]], now: datetime) -> set[str]:
     """Makes the pools that the agents need; returns those that are new and have no prices yet."""
     new = {pool for _, pool in agents if not Pool.objects.filter(slug=pool).exists()}
-    measured = now.date().isoformat()
+    measured = now.date().isoformat() + "T00:00:00Z"  # as the form writes it: saving the pool again is no change
     valid = now.replace(year=now.year + 1, day=min(now.day, 28)).date().isoformat() + "T00:00:00Z"
     safe_rate = {
         "entries": {"4": 14.0, "5": 17.5, "6": 21.0},
