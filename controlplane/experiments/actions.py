@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import zlib
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -13,11 +12,13 @@ from django.db import transaction
 
 from controlplane.audit.actions import record
 from controlplane.audit.actors import Actor
-from controlplane.experiments.models import Experiment, ExperimentResult, InputFile
-from controlplane.experiments.preparing import Prepared, checked, digest_of, prepare
+from controlplane.experiments import inputs
+from controlplane.experiments.models import Experiment, ExperimentResult
+from controlplane.experiments.preparing import Prepared, checked, is_light, outline, prepare
 from controlplane.experiments.queries import answer_of, safe_rates_of
 from controlplane.fleet.actions import edit_pool
 from controlplane.fleet.models import Pool
+from controlplane.policy.configuration import Configuration
 from controlplane.tenants.actions import Stale
 
 WAITING_MAX: Final = 20
@@ -30,26 +31,34 @@ class Over(ValueError):
 
 
 def ask(
-    *, kind: str, title: str, values: Mapping[str, Any], actor: Actor, now: datetime, upload: bytes | None = None
-) -> Experiment:
+    *, kind: str, title: str, values: Mapping[str, Any], actor: Actor, now: datetime, upload: bytes | None = None,
+    draft: Configuration | None = None,
+) -> Experiment:  # fmt: skip
     """Keeps the inputs and writes down that the question is asked; the caller rings after the commit.
 
+    It takes a small part of a second: `preparing` says what is left to a worker.
     `values` are the cleaned ones of the kind's form. Raises ValidationError by field.
     """
-    prepared = prepare(kind, values, now, upload)
-    checked(kind, prepared)
-    return _keep(kind, title, dict(values), prepared, int(values["seed"]), actor, now)
+    if values.get("source") == "file" and upload is None:
+        raise ValidationError({"file": "Choose a trace file."})
+    light = is_light(kind, values, upload)
+    if light:
+        prepared = prepare(kind, values, upload)
+        checked(kind, prepared)
+    else:
+        prepared = outline(kind, values, now, upload, draft)
+    return _keep(kind, title, dict(values), prepared, light, actor, now)
 
 
 def _keep(
-    kind: str, title: str, parameters: dict[str, Any], prepared: Prepared, seed: int, actor: Actor, now: datetime,
+    kind: str, title: str, parameters: dict[str, Any], prepared: Prepared, whole: bool, actor: Actor, now: datetime,
 ) -> Experiment:  # fmt: skip
     with transaction.atomic():
         _room()
         row = Experiment.objects.create(
             kind=kind, title=title, parameters=parameters, arguments=prepared.arguments,
-            inputs={name: _store(content, now) for name, content in prepared.files.items()}, seed=seed,
-            source=prepared.source, pool=prepared.pool, draft_digest=prepared.draft_digest, created_at=now,
+            inputs=inputs.store(prepared.files, now), seed=int(parameters["seed"]), source=prepared.source,
+            pool=prepared.pool, draft_digest=prepared.draft_digest, prepared=whole, created_at=now,
             created_by=actor.name,
         )  # fmt: skip
         _audit(row, "experiment.ask", actor, now)
@@ -61,30 +70,26 @@ def _room() -> None:
         raise ValidationError(f"{WAITING_MAX} experiments are waiting or running: cancel one, or wait for the first.")
 
 
-def _store(content: bytes, now: datetime) -> str:
-    """Kept compressed; the digest is that of the content."""
-    sha256 = digest_of(content)
-    InputFile.objects.bulk_create(
-        [InputFile(sha256=sha256, content=zlib.compress(content, 6), size=len(content), created_at=now)],
-        ignore_conflicts=True,
-    )
-    return sha256
-
-
 def _audit(row: Experiment, action: str, actor: Actor, now: datetime, reason: str = "", **after: Any) -> None:
     said = {"kind": row.kind, "title": row.title, "source": row.source, "seed": row.seed, **after}
     record(actor=actor, action=action, noun="experiment", object_id=row.pk, now=now, after=said, reason=reason)
 
 
 def rerun(*, experiment_id: int, actor: Actor, now: datetime) -> Experiment:
-    """The same question again: same inputs, same seed, so the answer has to be the same bytes."""
+    """The same question again: same inputs, same seed, so the answer has to be the same bytes.
+
+    Raises ValidationError where its inputs have ended.
+    """
     with transaction.atomic():
         _room()
+        inputs.hold()
         old = Experiment.objects.get(pk=experiment_id)
+        if inputs.gone(old):
+            raise ValidationError("Its inputs were kept for as long as the settings say and have ended: ask anew.")
         row = Experiment.objects.create(
             kind=old.kind, title=old.title, parameters=old.parameters, arguments=old.arguments, inputs=old.inputs,
-            seed=old.seed, source=old.source, pool=old.pool, draft_digest=old.draft_digest, rerun_of=old,
-            created_at=now, created_by=actor.name,
+            seed=old.seed, source=old.source, pool=old.pool, draft_digest=old.draft_digest, prepared=old.prepared,
+            rerun_of=old, created_at=now, created_by=actor.name,
         )  # fmt: skip
         _audit(row, "experiment.rerun", actor, now, rerun_of=old.pk)
     return row
@@ -137,10 +142,13 @@ def use_safe_rate(
         "trace": f"experiment {row.pk}: {row.source}"[:200],
         "valid_until": (now + timedelta(days=days)).isoformat(),
     }
-    return edit_pool(
-        slug=pool_slug, values={"safe_rate": table}, actor=actor, now=now, version=version,
-        reason=reason,
-    )  # fmt: skip
+    with transaction.atomic():
+        inputs.hold()
+        Experiment.objects.filter(pk=row.pk).update(evidence=True)
+        return edit_pool(
+            slug=pool_slug, values={"safe_rate": table}, actor=actor, now=now, version=version,
+            reason=reason,
+        )  # fmt: skip
 
 
 __all__ = ["Over", "Stale", "ask", "cancel", "rerun", "share", "use_safe_rate"]

@@ -30,15 +30,18 @@ class Ended(APIException):
 
 
 class ExperimentSerializer(serializers.ModelSerializer):
-    """An experiment without its answer. `inputs` are files by the sha256 of their bytes; `progress` is a share."""
+    """An experiment without its answer. `inputs` are files by the sha256 of their bytes; `progress` is a share.
+
+    Until `prepared` a worker has yet to read its traffic: `arguments` and `inputs` are not whole.
+    """
 
     sha256 = serializers.SerializerMethodField()
 
     class Meta:
         model = Experiment
         fields = (
-            "id", "kind", "title", "parameters", "arguments", "inputs", "seed", "source", "pool", "state", "progress",
-            "problem", "rerun_of", "created_at", "created_by", "started_at", "ended_at", "sha256",
+            "id", "kind", "title", "parameters", "arguments", "inputs", "seed", "source", "pool", "prepared", "state",
+            "progress", "problem", "rerun_of", "created_at", "created_by", "started_at", "ended_at", "sha256",
         )  # fmt: skip
         read_only_fields = fields
 

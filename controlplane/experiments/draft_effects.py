@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
+from django.core.cache import cache
 from django.core.exceptions import ValidationError
 
 from controlplane.audit.actors import Actor
@@ -24,6 +25,8 @@ MINUTES_MAX = 10_080.0
 SEED = 1
 ROWS_MAX = 20_000
 OBJECTIVE_MS = 700.0
+REMEMBERED_S = 3_600
+"""Longer than any draft is simulated; where it is forgotten the draft is compiled once more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +56,30 @@ class DraftEffect:
         return any(pool.at_work for pool in self.pools)
 
 
-def effect_of_draft(now: datetime) -> DraftEffect:
-    """What is known of the present draft; nothing is run."""
+def effect_of_draft(now: datetime, digest: str = "") -> DraftEffect:
+    """What is known of the present draft; nothing is run.
+
+    While the draft of `digest` is simulated that one is told, without compiling anything: pages ask every two seconds.
+    """
+    if digest and (changed := cache.get(_key(digest))) is not None:
+        effect = _effect(digest, changed)
+        if effect.at_work:
+            return effect
     configuration = compile_configuration(now)
     changed = _changed(configuration.pools)
-    known = queries.effects_of_draft(configuration.digest, [slug for slug, problem in changed if not problem])
-    pools = [_pool(slug, problem, known.get(slug)) for slug, problem in changed]
-    return DraftEffect(configuration.digest, pools)
+    effect = _effect(configuration.digest, changed)
+    if effect.at_work:
+        cache.set(_key(configuration.digest), changed, REMEMBERED_S)
+    return effect
+
+
+def _effect(digest: str, changed: list[tuple[str, str]]) -> DraftEffect:
+    known = queries.effects_of_draft(digest, [slug for slug, problem in changed if not problem])
+    return DraftEffect(digest, [_pool(slug, problem, known.get(slug)) for slug, problem in changed])
+
+
+def _key(digest: str) -> str:
+    return f"lab:draft:{digest}"
 
 
 def ask(minutes: str, *, actor: Actor, now: datetime) -> list[Experiment]:
@@ -75,20 +95,23 @@ def ask(minutes: str, *, actor: Actor, now: datetime) -> list[Experiment]:
         "rows_max": ROWS_MAX, "objective_ms": OBJECTIVE_MS,
     }  # fmt: skip
     asked, problems = [], []
-    for slug, problem in _changed(compile_configuration(now).pools):
+    draft = compile_configuration(now)
+    changed = _changed(draft.pools)
+    for slug, problem in changed:
         if problem:
             continue
         try:
             asked.append(
                 actions.ask(
                     kind=Experiment.Kind.EFFECT, title=f"Draft of {slug}", values={**values, "pool": slug}, actor=actor,
-                    now=now,
+                    now=now, draft=draft,
                 )
             )  # fmt: skip
         except ValidationError as error:
             problems.append(f"{slug}: {' '.join(error.messages)}")
     if not asked:
         raise ValidationError(problems or ["The draft changes no pool that has a policy in force."])
+    cache.set(_key(draft.digest), changed, REMEMBERED_S)
     return asked
 
 

@@ -5,7 +5,7 @@ from django.db.models import Q
 
 
 class InputFile(models.Model):
-    """Bytes that an experiment was made of, by their digest; equal inputs are kept once."""
+    """Bytes that an experiment was made of, by their digest, once for equal ones; `inputs.end_old` ends old ones."""
 
     sha256 = models.CharField(max_length=64, primary_key=True)
     content = models.BinaryField()
@@ -14,7 +14,10 @@ class InputFile(models.Model):
 
 
 class Experiment(models.Model):
-    """One question. `arguments` and `inputs` (file name -> sha256) are all that its answer depends on."""
+    """One question. `arguments` and `inputs` (file name -> sha256) are all that its answer depends on.
+
+    Until it is `prepared` they are what a worker makes them from. `evidence`: somebody acted on its answer.
+    """
 
     class Kind(models.TextChoices):
         INTERFERENCE = "interference", "Whether to buy"
@@ -41,6 +44,8 @@ class Experiment(models.Model):
     source = models.CharField(max_length=300, blank=True, default="")
     pool = models.CharField(max_length=63, blank=True, default="")
     draft_digest = models.CharField(max_length=64, blank=True, default="")
+    prepared = models.BooleanField(default=True, db_default=True)
+    evidence = models.BooleanField(default=False, db_default=False)
     state = models.CharField(max_length=9, choices=State, default=State.WAITING)
     progress = models.FloatField(default=0.0)
     runs = models.PositiveIntegerField(default=0)

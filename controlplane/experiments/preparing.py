@@ -1,24 +1,27 @@
-"""From what a form or REST asked to what the lab takes: arguments and files that hold everything the answer needs."""
+"""From what a form or REST asked to what the lab takes: arguments and files that hold everything the answer needs.
+
+A request prepares small questions itself, so that its form says what is wrong. What reads a pool's records or more than
+LIGHT_ROWS rows is outlined by the request and prepared by a worker.
+"""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from itertools import islice
 from pathlib import Path
 from random import Random
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 from django.core.exceptions import ValidationError
 
 from controlplane.core.period import from_us, to_us
 from controlplane.core.slots import ClassKind
-from controlplane.experiments.recorded import NothingRecorded, Recorded, policy_in_force, recorded
+from controlplane.experiments.recorded import NothingRecorded, Recorded, policy_in_force, recorded, require_usage
 from controlplane.fleet.models import Pool
 from controlplane.lab import synthetic
 from controlplane.lab.kinds import parse
@@ -26,13 +29,21 @@ from controlplane.lab.load_file import KeptLoad, load_as_bytes
 from controlplane.lab.service import Constants
 from controlplane.lab.traces import TraceError, TraceRequest, read_trace
 from controlplane.policy.compile import compile_configuration
+from controlplane.policy.configuration import Configuration
 from controlplane.wire.policy import PolicyDocument
 
+T = TypeVar("T")
 TRACE, JOB, LOAD, CURRENT, DRAFT = "trace.jsonl", "job.jsonl", "load.bin", "current.json", "draft.json"
+UPLOAD: Final = "upload"
+"""An uploaded file until a worker read it."""
+LIGHT_ROWS: Final = 5_000
+LIGHT_BYTES: Final = 200_000
+"""Of a trace file: about as many rows."""
 ROWS_MAX: Final = {
     "interference": 20_000, "designs": 20_000, "capacity": 20_000, "overload": 50_000, "replay": 100_000,
 }  # fmt: skip
 """Requests and items of one experiment, by how often its kind runs them."""
+NOT_FITTED: Final = "Only recorded usage can be fitted. Choose a curve or enter constants."
 EPOCH_US: Final = 1_798_761_600_000_000
 """Where traces without dates begin: 1 January 2027."""
 
@@ -57,19 +68,12 @@ class _Traffic:
     raw: bytes | None = None
 
 
-def prepare(kind: str, values: Mapping[str, Any], now: datetime, upload: bytes | None = None) -> Prepared:
-    """`values` are the cleaned ones of the kind's form. Raises ValidationError, by field where one is to blame."""
+def prepare(kind: str, values: Mapping[str, Any], upload: bytes | None = None) -> Prepared:
+    """Of all kinds but effects, from the form's cleaned `values`. Raises ValidationError, by field if it can."""
     if kind == "batching":
         return Prepared(_batching(values), source="Poisson arrivals")
-    if kind == "effect":
-        return prepare_effect(values, now)
     traffic = _traffic(values, upload)
-    rows = len(traffic.requests) + len(traffic.items)
-    if rows > ROWS_MAX[kind]:
-        most = ROWS_MAX[kind]
-        raise ValidationError(
-            {"minutes": f"That is {rows:,} requests and items; this kind takes {most:,}. Choose a shorter time."}
-        )
+    _not_too_many(kind, len(traffic.requests) + len(traffic.items))
     files = {TRACE: traffic.raw if traffic.raw is not None else _lines(traffic.requests)}
     arguments = _fleet(kind, values, traffic)
     if traffic.items:
@@ -78,6 +82,55 @@ def prepare(kind: str, values: Mapping[str, Any], now: datetime, upload: bytes |
         arguments.append(f"--job={JOB}" + ("" if deadline_h is None else f":deadline_h={deadline_h:g}"))
     arguments.append(f"--trace={TRACE}")
     return Prepared(arguments, files, traffic.source, values.get("pool") or "")
+
+
+def _not_too_many(kind: str, rows: int) -> None:
+    if rows > (most := ROWS_MAX[kind]):
+        raise ValidationError(
+            {"minutes": f"That is {rows:,} requests and items; this kind takes {most:,}. Choose a shorter time."}
+        )
+
+
+# ---- what a request does itself ----
+
+
+def is_light(kind: str, values: Mapping[str, Any], upload: bytes | None) -> bool:
+    """Whether preparing it takes a small part of a second."""
+    if kind == "batching":
+        return True
+    source = values.get("source")
+    if source == "file":
+        return len(upload or b"") <= LIGHT_BYTES and (values["batch_items"] or 0) <= LIGHT_ROWS
+    return kind != "effect" and source != "usage" and _rows_drawn(values) <= LIGHT_ROWS
+
+
+def outline(
+    kind: str, values: Mapping[str, Any], now: datetime, upload: bytes | None = None, draft: Configuration | None = None
+) -> Prepared:
+    """What a worker makes the question from; an effect's `draft` is compiled where it is not given.
+
+    Raises ValidationError for what can be told without reading it all.
+    """
+    if kind == "effect":
+        return _outline_of_effect(values, draft or compile_configuration(now))
+    source = values["source"]
+    if values["service_model"] == "fitted" and source != "usage":
+        raise ValidationError({"service_model": NOT_FITTED})
+    if source == "usage":
+        pool, since, until = pool_and_window(values)
+        _asked_of(lambda: policy_in_force(pool))
+        _asked_of(lambda: require_usage(pool, since, until))
+        return Prepared([], source=window_text(pool, since, until), pool=pool.slug)
+    if source == "file":
+        name = values.get("file_name") or "of a trace"
+        return Prepared([], {UPLOAD: upload or b""}, f"file {name}", values.get("pool") or "")
+    _not_too_many(kind, _rows_drawn(values))
+    return Prepared([], source=_drawn_text(values), pool=values.get("pool") or "")
+
+
+def _rows_drawn(values: Mapping[str, Any]) -> int:
+    """About how many rows synthetic traffic has."""
+    return round(values["rate_per_s"] * values["minutes"] * 60) + (values["batch_items"] or 0)
 
 
 def _batching(values: Mapping[str, Any]) -> list[str]:
@@ -114,9 +167,7 @@ def _service(values: Mapping[str, Any], fitted: Constants | None) -> list[str]:
         return [f"--curve={model}"]
     if model == "fitted":
         if fitted is None:
-            raise ValidationError(
-                {"service_model": "Only recorded usage can be fitted. Choose a curve or enter constants."}
-            )
+            raise ValidationError({"service_model": NOT_FITTED})
         return [f"--service={fitted.described()}"]
     return [f"--service=base_ms={values['base_ms']:g},prompt_us={values['prompt_us']},output_us={values['output_us']}"]
 
@@ -159,8 +210,12 @@ def _synthetic(values: Mapping[str, Any]) -> _Traffic:
         requests.append(request)
     if not requests:
         raise ValidationError({"rate_per_s": "No request arrives in that time: raise the rate or the time."})
-    what = "code completion" if code else "conversations"
-    return _Traffic(requests, [], f"synthetic {what}, {per_s:g}/s for {values['minutes']:g} min, seed {values['seed']}")
+    return _Traffic(requests, [], _drawn_text(values))
+
+
+def _drawn_text(values: Mapping[str, Any]) -> str:
+    what = "code completion" if values["source"] == "code" else "conversations"
+    return f"synthetic {what}, {values['rate_per_s']:g}/s for {values['minutes']:g} min, seed {values['seed']}"
 
 
 def _uploaded(values: Mapping[str, Any], upload: bytes | None) -> _Traffic:
@@ -216,9 +271,13 @@ def window_text(pool: Pool, since: datetime, until: datetime) -> str:
 
 
 def _recorded(pool: Pool, since: datetime, until: datetime) -> tuple[PolicyDocument, Recorded]:
+    document = _asked_of(lambda: policy_in_force(pool))
+    return document, _asked_of(lambda: recorded(pool, document, since, until))
+
+
+def _asked_of(read: Callable[[], T]) -> T:
     try:
-        document = policy_in_force(pool)
-        return document, recorded(pool, document, since, until)
+        return read()
     except NothingRecorded as error:
         raise ValidationError({"until": f"{str(error)[:1].upper()}{str(error)[1:]}."}) from None
 
@@ -240,14 +299,23 @@ def _lines(requests: Iterable[TraceRequest]) -> bytes:
 # ---- the effect of a draft ----
 
 
-def prepare_effect(values: Mapping[str, Any], now: datetime) -> Prepared:
-    """What is saved now, as a push would send it, against what is in force."""
+def _outline_of_effect(values: Mapping[str, Any], configuration: Configuration) -> Prepared:
+    """What is saved now, as a push would send it, and what is in force: both as they are when the question is asked."""
     pool, since, until = pool_and_window(values)
-    configuration = compile_configuration(now)
-    document, found = _recorded(pool, since, until)
+    document = _asked_of(lambda: policy_in_force(pool))
+    _asked_of(lambda: require_usage(pool, since, until))
     draft = configuration.pools.get(pool.slug)
     if draft is None:
         raise ValidationError({"pool": "The draft has no such pool."})
+    files = {CURRENT: msgspec.json.encode(document), DRAFT: msgspec.json.encode(draft)}
+    return Prepared([], files, window_text(pool, since, until), pool.slug, configuration.digest)
+
+
+def prepare_effect(values: Mapping[str, Any], files: Mapping[str, bytes]) -> Prepared:
+    """With the load that the outline's policies are compared on. Raises ValidationError for one that is not there."""
+    pool, since, until = pool_and_window(values)
+    document = msgspec.json.decode(files[CURRENT], type=PolicyDocument)
+    found = _asked_of(lambda: recorded(pool, document, since, until))
     kept = KeptLoad(found.load, to_us(since), found.cached)
     arguments = [
         f"--load={LOAD}", f"--current={CURRENT}", f"--draft={DRAFT}", f"--seed={values['seed']}",
@@ -255,12 +323,19 @@ def prepare_effect(values: Mapping[str, Any], now: datetime) -> Prepared:
     ]  # fmt: skip
     if isinstance(found.service, Constants):
         arguments.append(f"--service={found.service.described()}")
-    files = {
-        LOAD: load_as_bytes(kept), CURRENT: msgspec.json.encode(document), DRAFT: msgspec.json.encode(draft),
-    }  # fmt: skip
     unknown = f"; {found.unknown:,} records of tenants or classes that it no longer has" if found.unknown else ""
     source = window_text(pool, since, until) + unknown
-    return Prepared(arguments, files, source[:300], pool.slug, configuration.digest)
+    return Prepared(arguments, {**files, LOAD: load_as_bytes(kept)}, source[:300], pool.slug)
+
+
+def complete(kind: str, values: Mapping[str, Any], files: Mapping[str, bytes]) -> Prepared:
+    """The worker's part: the whole question, from its parameters and the files of its outline.
+
+    Raises ValidationError where the lab cannot take it.
+    """
+    prepared = prepare_effect(values, files) if kind == "effect" else prepare(kind, values, files.get(UPLOAD))
+    checked(kind, prepared)
+    return prepared
 
 
 def checked(kind: str, prepared: Prepared) -> None:
@@ -269,7 +344,3 @@ def checked(kind: str, prepared: Prepared) -> None:
         parse(kind, prepared.arguments)
     except ValueError as error:
         raise ValidationError(f"{error}.") from None
-
-
-def digest_of(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()

@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 
 import msgspec
 import numpy as np
+from django.db.models import QuerySet
 
 from controlplane.core.period import to_us
 from controlplane.core.reasons import OUTCOME_CODES, Outcome
@@ -62,6 +63,19 @@ def policy_in_force(pool: Pool) -> PolicyDocument:
     return msgspec.json.decode(bytes(body), type=PolicyDocument)
 
 
+def require_usage(pool: Pool, since: datetime, until: datetime) -> None:
+    """Raises NothingRecorded where nothing was recorded of [since, until). Reads one row."""
+    if not _records(pool, since, until).exists():
+        raise NothingRecorded(f"pool {pool.slug} has no usage between {since:%Y-%m-%d %H:%M} and {until:%H:%M} UTC")
+
+
+def _records(pool: Pool, since: datetime, until: datetime) -> QuerySet[UsageRecord]:
+    return UsageRecord.objects.filter(
+        pool_id=pool.pk, received_at__gte=since, received_at__lt=until + LATE, arrived_at__gte=since,
+        arrived_at__lt=until,
+    )  # fmt: skip
+
+
 def recorded(
     pool: Pool, document: PolicyDocument, since: datetime, until: datetime, service: ServiceModel | None = None
 ) -> Recorded:
@@ -69,12 +83,8 @@ def recorded(
 
     Raises NothingRecorded for too few of them, or too many.
     """
-    rows = list(
-        UsageRecord.objects.filter(
-            pool_id=pool.pk, received_at__gte=since, received_at__lt=until + LATE, arrived_at__gte=since,
-            arrived_at__lt=until,
-        ).order_by("arrived_at", "request_id").values_list(*_COLUMNS)[: REQUESTS_MAX + 1]
-    )  # fmt: skip
+    found = _records(pool, since, until).order_by("arrived_at", "request_id")
+    rows = list(found.values_list(*_COLUMNS)[: REQUESTS_MAX + 1])
     if len(rows) > REQUESTS_MAX:
         raise NothingRecorded(f"the window has more than {REQUESTS_MAX:,} requests: choose a shorter one")
     tenants = {tenant.id: number for number, tenant in enumerate(document.tenants)}

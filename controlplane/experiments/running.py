@@ -12,7 +12,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import zlib
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import lru_cache
@@ -20,11 +19,14 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from django.conf import settings
+from django.core.exceptions import ValidationError
 from django.db import connection, transaction
 from django.db.models import Q
 from django.utils import timezone
 
-from controlplane.experiments.models import Experiment, ExperimentResult, InputFile
+from controlplane.experiments import inputs
+from controlplane.experiments.models import Experiment, ExperimentResult
+from controlplane.experiments.preparing import complete
 from controlplane.lab.asking import ANSWER
 
 log = logging.getLogger(__name__)
@@ -67,7 +69,9 @@ def run(experiment_id: int) -> bool:
     if row is None:
         return False
     try:
-        outcome = _run(row)
+        outcome = _run(row) if row.prepared or _prepared(row) else Outcome()
+    except ValidationError as error:
+        outcome = Outcome(problem=" ".join(error.messages)[:400])
     except Exception:
         log.exception("experiment %s failed", row.pk)
         outcome = Outcome(problem="It could not be run. The log of the worker says why.")
@@ -90,6 +94,18 @@ def _claim(experiment_id: int, now: datetime) -> Experiment | None:
         row.state, row.started_at, row.seen_at, row.progress, row.runs = Experiment.State.RUNNING, now, now, 0.0, 0
         row.save(update_fields=["state", "started_at", "seen_at", "progress", "runs"])
     return row
+
+
+def _prepared(row: Experiment) -> bool:
+    """Reads what its outline names and keeps it; False where somebody cancelled meanwhile. Raises ValidationError."""
+    made = complete(row.kind, row.parameters, inputs.read(row))
+    now = timezone.now()
+    with transaction.atomic():
+        mine = Experiment.objects.filter(pk=row.pk, state=Experiment.State.RUNNING, started_at=row.started_at)
+        row.arguments, row.inputs, row.source = made.arguments, inputs.store(made.files, now), made.source
+        return bool(
+            mine.update(arguments=row.arguments, inputs=row.inputs, source=row.source, prepared=True, seen_at=now)
+        )
 
 
 def _run(row: Experiment) -> Outcome:
@@ -116,11 +132,7 @@ def _run(row: Experiment) -> Outcome:
 
 def write_inputs(row: Experiment, folder: Path) -> None:
     """The files of an experiment as its process reads them. Raises ValueError for one that was changed or is gone."""
-    kept = InputFile.objects.in_bulk(list(set(row.inputs.values())))
-    for name, sha256 in row.inputs.items():
-        content = zlib.decompress(bytes(kept[sha256].content)) if sha256 in kept else b""
-        if hashlib.sha256(content).hexdigest() != sha256:
-            raise ValueError(f"{name} of experiment {row.pk} is not what was kept: restore it from a backup")
+    for name, content in inputs.read(row).items():
         (folder / name).write_bytes(content)
 
 

@@ -3,7 +3,7 @@
 from celery import shared_task
 from django.utils import timezone
 
-from controlplane.experiments import running
+from controlplane.experiments import inputs, running
 from controlplane.wakeups.bells import ring
 
 
@@ -23,3 +23,9 @@ def sweep() -> int:
     for experiment_id in found:
         ring("experiments.run", experiment_id=experiment_id)
     return len(found)
+
+
+@shared_task(name="experiments.end_inputs", ignore_result=True)
+def end_inputs() -> int:
+    """Ends inputs that are older than operators want and that nothing needs; returns how many files."""
+    return inputs.end_old(timezone.now())

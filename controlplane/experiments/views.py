@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from django.contrib import messages
@@ -14,7 +15,7 @@ from django.views.decorators.http import require_POST
 
 from controlplane.audit.actors import actor_of
 from controlplane.audit.forms import take_errors
-from controlplane.experiments import actions, draft_effects, queries
+from controlplane.experiments import actions, draft_effects, inputs, queries
 from controlplane.experiments.answers import compared
 from controlplane.experiments.forms import FORMS, GROUPS, ExperimentForm, SafeRateForm, initial_of
 from controlplane.experiments.models import Experiment
@@ -26,6 +27,7 @@ from controlplane.wakeups.bells import ring
 from controlplane.web.pagination import BadCursor, keyset_page
 from controlplane.web.views import bad_request
 
+DIGEST = re.compile("[0-9a-f]{64}")
 CHIPS = {
     "waiting": ("neutral", "Waiting"), "running": ("neutral", "Running"), "done": ("ok", "Done"),
     "failed": ("bad", "Failed"), "cancelled": ("plain", "Cancelled"),
@@ -143,6 +145,7 @@ def _context(row: Experiment) -> dict[str, Any]:
     context: dict[str, Any] = {
         "now": timezone.now(), "row": row, "chip_state": chip, "word": word, "result": result,
         "command": " ".join(["manage.py lab", row.kind, *row.arguments]), "nav_section": "lab",
+        "inputs_gone": not row.at_work and inputs.gone(row),
         "other_code": result is not None and result.code_version != code_version(),
     }  # fmt: skip
     if result is not None:
@@ -259,14 +262,21 @@ def safe_rate(request: HttpRequest, pk: int) -> HttpResponse:
 
 @requires("lab.read", write="lab.run")
 def draft_effect(request: HttpRequest) -> HttpResponse:
-    """The part of the policy review that tells what the draft would have done; POST asks for it."""
+    """The part of the policy review that tells what the draft would have done; POST asks for it.
+
+    `?digest=` is the draft that is simulated.
+    """
     now, problem = timezone.now(), ""
+    digest = request.GET.get("digest", "")
+    if not DIGEST.fullmatch(digest):
+        digest = ""
     if request.method == "POST":
         try:
             asked = draft_effects.ask(request.POST.get("minutes", "60"), actor=actor_of(request), now=now)
         except ValidationError as error:
             problem = " ".join(error.messages)
         else:
+            digest = asked[0].draft_digest
             for row in asked:
                 ring("experiments.run", experiment_id=row.pk)
         if not request.headers.get("HX-Request"):
@@ -274,7 +284,7 @@ def draft_effect(request: HttpRequest) -> HttpResponse:
                 messages.error(request, problem)
             return redirect(reverse("policy-review") + "#effect")
     context = {
-        "effect": draft_effects.effect_of_draft(now), "problem": problem, "may_run": may(request.user, "lab.run"),
-        "minutes": request.POST.get("minutes", "60"),
+        "effect": draft_effects.effect_of_draft(now, digest), "problem": problem,
+        "may_run": may(request.user, "lab.run"), "minutes": request.POST.get("minutes", "60"),
     }  # fmt: skip
     return render(request, "experiments/draft_effect.html", context)

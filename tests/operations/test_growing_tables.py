@@ -27,7 +27,7 @@ BOUNDED = {
         "audit.AuditEntry audit.CarriedRevision policy.Revision policy.PolicyBundle policy.Rollout policy.Wave"
         " policy.Delivery policy.WatchedCount policy.LiveEntry flex.Decision flex.Lend flex.Trip alerts.Alert"
         " alerts.AlertChange alerts.Delivery alerts.DeliveryAttempt alerts.Event fleet.SlotTenure fleet.SlotInterval"
-        " experiments.InputFile experiments.Experiment experiments.ExperimentResult"
+        " experiments.Experiment experiments.ExperimentResult"
     ),
 }
 ENDED = {
@@ -43,6 +43,10 @@ ENDED = {
     "jobs.Item": ("jobs/item_partitions.py", "jobs_drop_partition"),
     "jobs.ItemBody": ("jobs/item_partitions.py", "jobs_drop_partition"),
     "jobs.ItemResult": ("jobs/item_partitions.py", "jobs_drop_partition"),
+    "experiments.InputFile": (
+        "experiments/migrations/0003_prepared_later_and_inputs_end.py",
+        "DELETE FROM experiments_inputfile",
+    ),
     "access.Session": ("access/session_actions.py", "delete"),
 }
 """Model -> the file that ends its rows, and what stands there."""
