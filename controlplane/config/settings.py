@@ -203,6 +203,7 @@ CELERY_BEAT_SCHEDULE = {
     "fold-balances": {"task": "ledger.fold_balances", "schedule": 60.0},
     "sweep-exports": {"task": "ledger.sweep_exports", "schedule": 60.0},
     "sweep-experiments": {"task": "experiments.sweep", "schedule": 10.0},
+    "end-experiment-inputs": {"task": "experiments.end_inputs", "schedule": 3_600.0},
     "sweep-rollouts": {"task": "policy.sweep", "schedule": 5.0},
     "sweep-leases": {"task": "budgets.sweep", "schedule": 30.0},
     "sweep-jobs": {"task": "jobs.sweep", "schedule": 5.0},
@@ -218,6 +219,8 @@ SPOOL_AGE_LIMIT_S = 14 * 86_400
 # Days of usage records older than that move into Parquet files; 0 keeps all of them in the database.
 USAGE_RECORD_DAYS = env.int("FLEXBAND_USAGE_RECORD_DAYS", default=92)
 USAGE_ARCHIVE = Path(env.str("FLEXBAND_USAGE_ARCHIVE", default=str(VAR_DIR / "usage-archive")))
+# Inputs of experiments that are neither shared nor acted upon end that many days after the experiment; 0 keeps all.
+EXPERIMENT_INPUT_DAYS = env.int("FLEXBAND_EXPERIMENT_INPUT_DAYS", default=400)
 REPORT_BODY_LIMIT_BYTES = 8 * 1024 * 1024
 # Files of batch jobs: a folder, or the address of an object store (s3://bucket/prefix) with its usual environment.
 JOB_STORAGE = env.str("FLEXBAND_JOB_STORAGE", default=str(VAR_DIR / "job-files"))
