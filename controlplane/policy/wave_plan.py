@@ -16,6 +16,7 @@ from controlplane.policy.models import Rollout
 
 WAVES_MOST = 10
 NAMES_MOST = 200
+PERCENT_CHARS_MOST = 20
 HOLD_S_MOST = 86_400
 TIMEOUT_S_MOST = 7 * 86_400
 HOW = "Give rising percentages that end with 100, or pools and agents by name before them: agent:gpu-01, 25, 100."
@@ -98,6 +99,8 @@ def read_waves(text: str) -> tuple[WavePlan, ...]:
 
 def _read_wave(part: str) -> WavePlan:
     if part.removesuffix("%").strip().isdecimal():
+        if len(part) > PERCENT_CHARS_MOST:
+            raise ValidationError(HOW)
         return WavePlan(percent=int(part.removesuffix("%")))
     pools: list[str] = []
     agents: list[str] = []

@@ -27,7 +27,8 @@ def test_what_is_named_goes_in_its_wave_and_counts_into_the_shares_that_follow()
 
 
 @pytest.mark.parametrize(
-    "text", ["", "50", "50, 50, 100", "0, 100", "100, agent:a1", "gpu-01, 100", "agent:, 100", "100, 50", "101"]
+    "text",
+    ["", "50", "50, 50, 100", "0, 100", "100, agent:a1", "gpu-01, 100", "agent:, 100", "100, 50", "101", "9" * 5_000],
 )
 def test_unsound_waves_are_refused_with_what_to_write(text):
     with pytest.raises(ValidationError, match="100"):

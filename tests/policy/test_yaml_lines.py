@@ -57,6 +57,7 @@ def test_every_mistake_is_named_with_its_line(text, said):
         ("a: !!python/object:os.system 1\n", "python"),
         (b"\xff\xfe\x00", "UTF-8"),
         ("[" * 50, "nested too deeply"),
+        ('a: "\\ud800"', "line 1: .*Unicode"),
     ],
 )
 def test_what_is_not_plain_yaml_is_refused(text, said):
