@@ -54,7 +54,7 @@ class SignIn(LoginView):
 
     def post(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
         now = timezone.now()
-        name, address = request.POST.get("username", "")[:150], request.META.get("REMOTE_ADDR", "")
+        name, address = request.POST.get("username", "").strip()[:150], request.META.get("REMOTE_ADDR", "")
         gate = throttle.enter(name, address, now)
         if not gate.open and gate.try_again_at is not None:
             wait_s = max(1, round((gate.try_again_at - now).total_seconds()))

@@ -8,6 +8,7 @@ import hashlib
 import logging
 import threading
 import time
+import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -57,7 +58,8 @@ def forget(name: str, address: str, now: datetime) -> None:
 
 
 def _keys(name: str, address: str, window: int) -> dict[str, str]:
-    name = name.strip().casefold()
+    # As the form reads it: full-width letters and their like are other spellings of one name.
+    name = unicodedata.normalize("NFKC", name.strip()).casefold()
     subjects = {"pair": f"{name}\0{address}", "name": name, "address": address}
     return {
         what: f"sign-in:{what}:{window}:{hashlib.sha256(subject.encode()).hexdigest()[:32]}"

@@ -67,6 +67,13 @@ class TestTries:
             sign_in(name, password="wrong")
         assert sign_in().status_code == 429
 
+    def test_full_width_letters_and_spaces_are_no_other_name(self, people):
+        names = ["\uff56iewer", "v\uff49ewer", "\uff56\uff49\uff45\uff57\uff45\uff52", " " * 148 + "viewer", "viewer"]
+        assert sign_in(names[2]).status_code == 302, "the form takes it for the name"
+        for name in names:
+            assert sign_in(name, password="wrong").status_code == 400
+        assert sign_in().status_code == 429
+
     def test_many_addresses_together_are_stopped_by_name(self, people):
         for number in range(throttle.LIMITS["name"]):
             assert throttle.enter("viewer", f"198.51.100.{number}", factories.NOW).open
