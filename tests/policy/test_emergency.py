@@ -4,12 +4,15 @@ The clock starts before the action's transaction and stops when the agent's own 
 """
 
 import asyncio
+import hashlib
 import statistics
 import time
 from datetime import UTC, datetime
+from functools import partial
 
 import aiohttp
 import pytest
+from django.db import transaction
 
 from controlplane.audit.actors import Actor
 from controlplane.contracts.actions import resume_class, suspend_class
@@ -20,13 +23,13 @@ from controlplane.policy.models import PolicyBundle, Rollout
 from controlplane.policy.queries import bundle as bundle_of
 from controlplane.policy.signing import rotate
 from controlplane.policy.wave_plan import Gates, WavePlan
-from controlplane.tenants.actions import resume_tenant, suspend_tenant
+from controlplane.tenants.actions import next_live_number, resume_tenant, suspend_tenant
 from controlplane.tenants.key_actions import revoke_key
 from controlplane.tenants.models import Installation
 from tests import factories
 from tests.agent import control_planes as cp
 from tests.agent.conftest import world
-from tests.policy.conftest import use_broker
+from tests.policy.conftest import api_key, use_broker
 
 __all__ = ["world"]
 
@@ -34,6 +37,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 ADA = Actor(id=None, name="ada", role="oncall")
 IN_FORCE_WITHIN_S = 2.0
+ATTEMPTS = 5
 ASK = {"model": "llama-70b", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
 
 
@@ -51,6 +55,19 @@ def stuck_rollout(world) -> Rollout:
     return revision.rollout
 
 
+def more_keys(world) -> dict[str, int]:
+    """Secret -> id of keys beside the world's; each can be revoked once."""
+    keys = {}
+    for number in range(ATTEMPTS):
+        secret = f"fb_chat_secret_{number}"
+        hashed = hashlib.sha256(secret.encode()).hexdigest()
+        with transaction.atomic():
+            row = api_key(world.tenant, 900 + number, secret_hash=hashed, live_number=next_live_number())
+        keys[secret] = row.pk
+    tasks.sign_live()
+    return keys
+
+
 def act(function, **values) -> None:
     """What a click does, and then what the worker does when it hears the doorbell."""
     function(actor=ADA, now=datetime.now(UTC), reason="incident", **values)
@@ -63,9 +80,9 @@ async def test_what_acts_at_once_acts_within_2_s_beside_a_stuck_rollout(world, t
         async with cp.serving_agent(world, tmp_path / "state") as process, aiohttp.ClientSession() as session:
             rollout = await cp.in_database(stuck_rollout)(world)
             address = f"http://127.0.0.1:{process.port}/v1/chat/completions"
-            headers = {"authorization": f"Bearer {cp.SECRET}"}
 
-            async def status() -> int:
+            async def status(secret: str = cp.SECRET) -> int:
+                headers = {"authorization": f"Bearer {secret}"}
                 async with session.post(address, json=ASK, headers=headers) as answer:
                     await answer.read()
                     return answer.status
@@ -85,23 +102,31 @@ async def test_what_acts_at_once_acts_within_2_s_beside_a_stuck_rollout(world, t
                 await acting
                 return time.perf_counter() - began
 
-            async def answers(code: int) -> bool:
-                return await status() == code
+            async def answers(code: int, secret: str = cp.SECRET) -> bool:
+                return await status(secret) == code
 
             async def freezes(wanted: bool) -> bool:
                 return frozen() is wanted
 
-            tenant, key, pool = {"tenant_id": world.tenant.pk}, {"key_id": world.key.pk}, {"pool_id": world.pool.pk}
+            tenant, pool = {"tenant_id": world.tenant.pk}, {"pool_id": world.pool.pk}
+            keys = await cp.in_database(more_keys)(world)
+
+            async def all_are_served() -> bool:
+                return all([await answers(200, secret) for secret in keys])
+
+            await cp.until(all_are_served, within_s=30)
             assert await status() == 200
             found: dict[str, list[float]] = {"suspend tenant": [], "suspend class": [], "freeze lending": []}
-            for _ in range(3):
+            found["revoke key"] = []
+            for secret, key in keys.items():
                 found["suspend tenant"].append(await took(lambda: answers(403), suspend_tenant, **tenant))
                 await took(lambda: answers(200), resume_tenant, **tenant)
                 found["suspend class"].append(await took(lambda: answers(403), suspend_class, slug="chat"))
                 await took(lambda: answers(200), resume_class, slug="chat")
                 found["freeze lending"].append(await took(lambda: freezes(True), freeze, **pool))
                 await took(lambda: freezes(False), unfreeze, **pool)
-            found["revoke key"] = [await took(lambda: answers(401), revoke_key, **key)]
+                gone = partial(answers, 401, secret)
+                found["revoke key"].append(await took(gone, revoke_key, key_id=key))
             state = await cp.in_database(lambda: Rollout.objects.get(pk=rollout.pk).state)()
             waves = await cp.in_database(
                 lambda: list(rollout.waves.order_by("number").values_list("state", flat=True))
@@ -115,8 +140,9 @@ async def test_what_acts_at_once_acts_within_2_s_beside_a_stuck_rollout(world, t
         )
         for name, seconds in found.items():
             print(f"    {name:15} median {statistics.median(seconds):.2f}, worst {max(seconds):.2f}")
-    # The best of a few: what the product needs, on a machine that others may keep busy.
-    assert all(min(seconds) <= IN_FORCE_WITHIN_S for seconds in found.values()), found
+    # The promise is the limit. Of several attempts the one in the middle counts: on a machine with other work one of
+    # them may be kept waiting by what is not the product. The worst is printed.
+    assert all(statistics.median(seconds) <= IN_FORCE_WITHIN_S for seconds in found.values()), found
 
 
 async def test_a_revoked_policy_key_is_refused_without_a_restart_and_its_successor_taken(world, tmp_path):
