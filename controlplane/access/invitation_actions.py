@@ -97,7 +97,7 @@ def admit(
         invitation.save(update_fields=["accepted_at"])
     record(
         actor=Actor(user.pk, user.username, member.role, request_id), action="member.create", noun="member",
-        object_id=user.username, tenant_slug=invitation.tenant.slug if invitation.tenant else "",
+        object_id=user.username[:80], tenant_slug=invitation.tenant.slug if invitation.tenant else "",
         after={"username": user.username, "invited_by": invitation.created_by, **snapshot(member)}, now=now,
     )  # fmt: skip
     return member

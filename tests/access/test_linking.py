@@ -1,16 +1,22 @@
 """Who a provider's answer stands for: every case of the table in docs/sign-in.md, without the network."""
 
+import threading
+import time
+
 import pytest
 from allauth.account.models import EmailAddress
 from allauth.socialaccount.models import SocialAccount, SocialLogin
 from django.contrib.auth.models import User
+from django.db import connection, transaction
 from django.utils import timezone
 
 from controlplane.access.invitation_actions import invite
 from controlplane.access.linking import NotAdmitted, person_behind
+from controlplane.access.models import Invitation
 from controlplane.access.provider_file import OpenIdProvider
 from controlplane.audit.actors import Actor
 from controlplane.tenants.member_actions import remove_member
+from controlplane.tenants.models import Member
 from tests.access.walking import person
 
 pytestmark = pytest.mark.django_db
@@ -79,3 +85,48 @@ def test_unknown_people_become_members_only_where_the_entry_says_so(settings):
     settings.OPENID_PROVIDERS = (OpenIdProvider(one.id, one.name, one.issuer, one.client_id, "secret", "viewer"),)
     user = person_behind(comes("new@example.com"))
     assert (user.member.role, user.first_name) == ("viewer", "Grace H")
+
+
+@pytest.mark.parametrize(("member", "alike"), [("admin", "adm\u0131n@example.com"), ("sam", "\u017fam@example.com")])
+def test_an_address_that_only_the_database_takes_for_the_same_is_somebody_else(member, alike):
+    person(member, "admin")
+    with pytest.raises(NotAdmitted, match="No member has"):
+        person_behind(comes(alike))
+    invite(email="ivi@example.com", role="admin", tenant_id=None, days=1, actor=ACTOR, now=timezone.now())
+    with pytest.raises(NotAdmitted, match="No member has"):
+        person_behind(comes("\u0131vi@example.com"))
+    assert not SocialAccount.objects.exists()
+
+
+def test_an_address_that_is_no_name_to_sign_in_with_is_told():
+    person("taken@example.com")
+    for email in ("o'brien@example.com", "taken@example.com"):
+        invite(email=email, role="viewer", tenant_id=None, days=1, actor=ACTOR, now=timezone.now())
+        with pytest.raises(NotAdmitted, match="cannot become a member"):
+            person_behind(comes(email))
+    long = f"{'x' * 60}@{'y' * 40}.example.com"
+    invite(email=long, role="viewer", tenant_id=None, days=1, actor=ACTOR, now=timezone.now())
+    assert person_behind(comes(long)).member.role == "viewer"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_an_invitation_whose_link_is_taken_meanwhile_makes_no_second_member():
+    issued = invite(email="grace@example.com", role="finance", tenant_id=None, days=1, actor=ACTOR, now=timezone.now())
+    refused = []
+
+    def by_provider():
+        try:
+            person_behind(comes("grace@example.com"))
+        except NotAdmitted as error:
+            refused.append(error)
+        finally:
+            connection.close()
+
+    with transaction.atomic():
+        Invitation.objects.select_for_update().get(pk=issued.invitation.pk)
+        thread = threading.Thread(target=by_provider)
+        thread.start()
+        time.sleep(0.5)
+        Invitation.objects.filter(pk=issued.invitation.pk).update(withdrawn_at=timezone.now())
+    thread.join()
+    assert refused and not Member.objects.filter(role="finance").exists()
