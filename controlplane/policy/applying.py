@@ -10,7 +10,7 @@ from datetime import datetime, time
 from typing import Any
 
 import yaml
-from django.core.exceptions import ObjectDoesNotExist, ValidationError
+from django.core.exceptions import ObjectDoesNotExist, PermissionDenied, ValidationError
 from django.db import connection, transaction
 
 from controlplane.audit.actions import record
@@ -78,11 +78,15 @@ def prepare(text: str | bytes, now: datetime) -> Prepared:
     return found
 
 
-def apply(text: str | bytes, *, actor: Actor, now: datetime, reason: str, against: str | None = None) -> Plan:
+def apply(
+    text: str | bytes, *, actor: Actor, now: datetime, reason: str, against: str | None = None,
+    may: Callable[[str], bool] = lambda permission: True,
+) -> Plan:  # fmt: skip
     """Does what the file says, all or nothing. Twice is once.
 
     `against` is the digest that a person saw the plan against. Raises Unreadable with line numbers, ValidationError
-    without a reason or when somebody changed something since.
+    without a reason or when somebody changed something since, PermissionDenied where `may` says that whoever asks
+    could not take one of the steps on its own page.
     """
     reason = checked_reason(reason)
     with transaction.atomic():
@@ -91,6 +95,8 @@ def apply(text: str | bytes, *, actor: Actor, now: datetime, reason: str, agains
         found = _prepared(text, now)
         if against is not None and against != found.against:
             raise ValidationError({"file": "Somebody changed something since the plan was made. Look at it again."})
+        if beyond := sorted({NEEDS[step.section] for step in found.plan.steps if not may(NEEDS[step.section])}):
+            raise PermissionDenied(f"The file changes what you may not: it takes {', '.join(beyond)}.")
         if not found.plan.empty:
             _run(found.plan, actor, now, reason)
             raw = text.encode() if isinstance(text, str) else text
@@ -295,4 +301,14 @@ DOERS: dict[str, Callable[[Step, _Call], None]] = {
     "cost_rates": _cost_rate,
     "budgets": _budget,
 }
-assert DOERS.keys() == {section.name for section in SECTIONS}
+NEEDS = {
+    "classes": "class.write",
+    "tenants": "tenant.write",
+    "pools": "pool.write",
+    "contracts": "contract.write",
+    "rate_cards": "rate.write",
+    "cost_rates": "rate.write",
+    "budgets": "budget.write",
+}
+"""Section -> the permission that its own pages ask: a file is no way around a token's limits."""
+assert DOERS.keys() == NEEDS.keys() == {section.name for section in SECTIONS}

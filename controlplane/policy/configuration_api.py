@@ -1,5 +1,6 @@
 """REST of the configuration file and of signing keys: export, plan, apply; public keys and their successions."""
 
+from functools import partial
 from typing import Any
 
 from django.core.exceptions import ValidationError as Refused
@@ -17,6 +18,7 @@ from controlplane.policy.applying import apply, export_text, prepare
 from controlplane.policy.models import SigningKey
 from controlplane.policy.queries import successions
 from controlplane.policy.yaml_lines import BYTES_MOST, Unreadable
+from controlplane.tenants.access import may
 from controlplane.wire.signing import to_text
 
 
@@ -118,6 +120,7 @@ class ApplyView(APIView):
                 now=timezone.now(),
                 reason=data["reason"],
                 against=data.get("against"),
+                may=partial(may, request.user),
             )
         except Unreadable as error:
             raise _refused(error) from error

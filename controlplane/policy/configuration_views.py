@@ -1,5 +1,7 @@
 """The whole configuration out as YAML and in again: plan first, then applied with a reason."""
 
+from functools import partial
+
 from django import forms
 from django.contrib import messages
 from django.core.exceptions import ValidationError
@@ -69,6 +71,7 @@ def configuration(request: HttpRequest) -> HttpResponse:
                     now=now,
                     reason=form.cleaned_data["reason"],
                     against=form.cleaned_data["against"] or None,
+                    may=partial(may, request.user),
                 )
                 messages.success(request, f"Applied: {len(plan.steps)} steps. Review and push what agents are to have.")
                 return redirect("policy-review")

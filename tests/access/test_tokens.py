@@ -14,7 +14,8 @@ from controlplane.access.queries import hashed
 from controlplane.access.token_actions import EACH_MAX, allowed_to, create_token, revoke_token
 from controlplane.audit.actors import Actor
 from controlplane.audit.models import AuditEntry
-from controlplane.tenants.models import Member
+from controlplane.policy.applying import NEEDS
+from controlplane.tenants.models import Member, Tenant
 from controlplane.tenants.roles import Role
 from tests.access.test_page_forms import just_confirmed
 
@@ -138,3 +139,15 @@ def test_making_one_asks_who_it_is_first(people):
 def test_the_rest_description_knows_it(people):
     schemes = people["admin"].get("/api/schema/?format=json").json()["components"]["securitySchemes"]
     assert schemes["personalToken"]["scheme"] == "bearer"
+
+
+def test_the_configuration_file_is_no_way_around_its_permissions(people):
+    sections = "".join(f"  {name}: {{mode: unmanaged}}\n" for name in NEEDS if name != "tenants")
+    items = "    - {slug: acme, weight: 7}\n    - {slug: stranger}\n"
+    text = f"flexband: 1\nsections:\n{sections}  tenants:\n    mode: replace\n    items:\n{items}"
+    path = "/api/v1/policy/configuration/apply/"
+    narrow = call(issue("admin", ["policy.push"]).secret, path, "post", text=text, reason="Weigh")
+    assert narrow.status_code == 403 and "tenant.write" in narrow.content.decode()
+    assert Tenant.objects.get(slug="acme").weight == 1
+    wide = call(issue("admin", ["policy.push", "tenant.write"]).secret, path, "post", text=text, reason="Weigh")
+    assert wide.status_code == 200 and Tenant.objects.get(slug="acme").weight == 7
