@@ -3,6 +3,7 @@
 from datetime import UTC, datetime
 from pathlib import Path
 
+import hypothesis
 import pytest
 from django.conf import settings
 from django.db.backends.postgresql.operations import DatabaseOperations
@@ -16,6 +17,12 @@ settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 # How long an example takes tells of the machine's other work, not of the code.
 hypothesis_settings.register_profile("suite", deadline=None)
 hypothesis_settings.load_profile("suite")
+
+# How long an example takes is the machine's business: a property fails by what it asserts.
+hypothesis.settings.register_profile(
+    "machine-independent", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("machine-independent")
 
 APPEND_ONLY = (
     "audit_auditentry",
