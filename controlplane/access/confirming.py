@@ -6,6 +6,7 @@ from typing import Any
 
 from allauth.account.adapter import get_adapter
 from allauth.account.internal.flows.reauthentication import is_reauthentication_required
+from allauth.mfa.utils import is_mfa_enabled
 from django.contrib import messages
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest
@@ -14,14 +15,23 @@ from django.shortcuts import redirect
 from django.urls import reverse
 from django.utils.http import urlencode
 
+from controlplane.access.session_store import SECOND_FACTOR
+
 View = Callable[..., HttpResponseBase]
 
 
 def confirmed(view: View) -> View:
-    """Sends to the page that asks for password, code or passkey, and from there back. What was posted is not kept."""
+    """Sends to the page that asks for password, code or passkey, and from there back. What was posted is not kept.
+
+    Whoever has a second factor has to have signed in with it.
+    """
 
     @functools.wraps(view)
     def guarded(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+        if is_mfa_enabled(request.user) and not request.session.get(SECOND_FACTOR):
+            # It began before the factor was there: what a password alone opened must not take the factor away.
+            messages.info(request, "Nothing was changed. Sign out, then sign in with your second factor to do this.")
+            return redirect("account")
         if not is_reauthentication_required(request, app="allauth.mfa"):
             return view(request, *args, **kwargs)
         methods = get_adapter().get_reauthentication_methods(request.user)

@@ -148,6 +148,7 @@ def test_what_was_confirmed_too_long_ago_is_asked_again(people, path):
     session["account_authentication_methods"] = [
         {"method": "password", "at": time.time() - 301, "reauthenticated": True}
     ]
+    session["second_factor"] = True
     session.save()
     assert client.post(f"/account/{path}/").url.startswith("/account/confirm/")
     assert Authenticator.objects.filter(type="totp").exists()
@@ -186,3 +187,16 @@ def test_the_command_is_the_last_way_back_in(people, capsys):
     assert password_given("admin")[1] == "/settings/"
     with pytest.raises(CommandError, match="nobody signs in as grace"):
         call_command("remove_factors", "grace", "--reason", "x")
+
+
+def test_a_session_from_before_the_factor_changes_nothing_about_how_one_gets_in(people):
+    early, _ = password_given("viewer")
+    user = with_app("viewer")
+    for path in ("/account/app/remove/", "/account/recovery-codes/new/", "/account/passkeys/add/"):
+        assert early.post(path).url == "/account/"
+    for path in ("/account/recovery-codes/", "/account/passkeys/add/", "/account/tokens/new/"):
+        assert early.get(path).url == "/account/"
+    assert Authenticator.objects.filter(user=user).count() == 2
+    late, _ = password_given("viewer")
+    code_given(late, code_of(SECRET))
+    assert late.post("/account/app/remove/").url.startswith("/account/confirm/"), "asked who it is, not turned away"
