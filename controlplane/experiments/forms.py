@@ -121,8 +121,9 @@ class LoadForm(WindowMixin):
 
 
 class TestForm(LoadForm, ExperimentForm):
-    """Kinds that ask whether an objective is kept."""
+    """Kinds that ask whether an objective is kept, and whether batch meets its deadline beside it."""
 
+    batch_items = whole("Items of a synthetic batch job", 200, 0, 20_000, "0: no job, so the verdict stays unknown")
     target_percent = number("Target, % of offered requests", 95, 1, 99.999, "That must begin to answer in time")
     quality_percent = number("Quality guard, %", 1, 0, 100, "Truncated, failed or downgraded at most, in every stage")
     forecast = number("Forecast, times today's rate", 1.5, 0.01, 100)

@@ -158,6 +158,8 @@ def test_pages_go_live_change_in_place_turn_stale_and_end_with_the_session(site,
 
     until(page, "document.querySelector('#contracts').classList.contains('stale')", 15)
     assert "No update since" in page.locator("#contracts [data-stale-note]").inner_text()
+    until(page, "document.querySelector('#agents').classList.contains('stale')", 15)
+    assert not page.locator(".while-heard:visible").count(), "nothing is called good that nobody hears of"
     assert tab.complaints == []
 
     elsewhere(lambda: (Session.objects.filter(session_key=key).delete(), 1))
