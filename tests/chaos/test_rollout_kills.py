@@ -44,6 +44,7 @@ KILLS = int(os.environ.get("FLEXBAND_ROLLOUT_KILLS", "25"))
 AGENTS, SEED, QUEUE = 8, 20_261_201, "flexband"
 WITHIN_S, START_WITHIN_S = 120.0, 240.0
 ALL_OF_IT_EVERY = 10
+SWEEP_EVERY_S = 0.5
 ADA = Actor(id=None, name="ada", role="admin")
 
 
@@ -86,7 +87,10 @@ class Worker:
     def kill_a_child(self, chance: random.Random) -> bool:
         """Whether one was at work when it was killed; the parent makes another and rings again for what was cut off."""
         at_work = self.at_work
-        children = psutil.Process(self.process.pid).children()
+        deadline = time.monotonic() + START_WITHIN_S
+        while not (children := psutil.Process(self.process.pid).children()):
+            assert self.process.poll() is None and time.monotonic() < deadline, self.log.read_text()[-3_000:]
+            time.sleep(0.005)
         with contextlib.suppress(psutil.NoSuchProcess):
             chance.choice(children).kill()
         return at_work
@@ -117,14 +121,18 @@ class Fleet:
         self.applied = dict.fromkeys(self.ids, 0)
         self.times: Counter[tuple[int, int]] = Counter()
         self.refusing: set[int] = set()
+        self.refused: set[int] = set()
 
-    def beat(self) -> None:
+    def beat(self) -> bool:
+        """Whether an agent answered what it had not answered before: then a sweep has something to do."""
+        before = len(self.times), len(self.refused)
         with connection.cursor() as cursor:
             wanted = desired_for(cursor, self.ids)
             rows = []
             for agent, (revision, _) in wanted.items():
                 assert revision >= self.applied[agent], "an agent is asked to go back"
                 if revision in self.refusing and agent == self.ids[0]:
+                    self.refused.add(revision)
                     rows.append((agent, self.applied[agent], revision, "no room"))
                     continue
                 if revision > self.applied[agent]:
@@ -132,6 +140,7 @@ class Fleet:
                     self.applied[agent] = revision
                 rows.append((agent, self.applied[agent], None, ""))
             note_revisions(cursor, rows, timezone.now())
+        return before != (len(self.times), len(self.refused))
 
 
 def ring(task: str, **values) -> None:
@@ -170,11 +179,12 @@ def one_rollout(number: int, fleet: Fleet, chance: random.Random, worker: Worker
     ring("policy.push", rollout_id=revision.rollout.pk)
     kill_at = time.monotonic() + chance.choice((chance.uniform(0, 0.08), chance.uniform(0, 1.2)))
     deadline = time.monotonic() + WITHIN_S
-    killed, at_work = False, False
+    killed, at_work, swept = False, False, 0.0
     while not (killed and settled(fleet)):
         assert time.monotonic() < deadline, story(worker)
-        fleet.beat()
-        if not waiting():
+        # A worker that sweeps without a pause takes the machine from what it sweeps for.
+        if (fleet.beat() or time.monotonic() - swept >= SWEEP_EVERY_S) and not waiting():
+            swept = time.monotonic()
             ring("policy.sweep")
         pause_until = time.monotonic() + 0.1
         while (now := time.monotonic()) < pause_until:
