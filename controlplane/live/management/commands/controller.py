@@ -78,7 +78,7 @@ class Loop:
         gc.set_threshold(100_000, 20, 20)
         due = time.monotonic()
         while not stop.is_set():
-            self._round()
+            self._round(stop)
             due = max(due + PERIOD_S, time.monotonic())
             stop.wait(max(0.0, due - time.monotonic()))
         self._guarded("resigning", self._controller.resign)
@@ -86,16 +86,24 @@ class Loop:
         self._say("stopped", {"shard": self._controller.shard.name})
         connection.close()
 
-    def _round(self) -> None:
-        """One tick, and what follows it while this process leads; each part may fail without the others."""
+    def _round(self, stop: threading.Event) -> None:
+        """One tick, and what follows it while this process leads; each part may fail without the others.
+
+        Told to stop, it begins no further part: on a busy machine a round may take longer than a stop is waited for.
+        """
         tick = self._guarded("tick", self._controller.tick)
         if tick is None:
             return
         self._tell(tick)
-        if tick.leads and tick.now is not None:
-            self._guarded("live list", partial(self._sign, tick.now))
-            self._guarded("burn watch", partial(self._watch.look, tick.now))
-            self._guarded("frames", partial(publish_all, tick.now))
+        if not tick.leads or tick.now is None:
+            return
+        parts: tuple[tuple[str, Callable[[datetime], object]], ...] = (
+            ("live list", self._sign), ("burn watch", self._watch.look), ("frames", publish_all),
+        )  # fmt: skip
+        for part, work in parts:
+            if stop.is_set():
+                return
+            self._guarded(part, partial(work, tick.now))
 
     def _tell(self, tick: Tick) -> None:
         if tick.leads != self._led:
