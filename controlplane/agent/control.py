@@ -187,9 +187,8 @@ class Control:
             self._cut(before)
         self.engine.start(self.store.begin(helloed.epoch, now_us))
         self.store.pack_reports(FORM in helloed.report_forms)
-        self._cut_us = now_us
+        self._cut_us, self._hello_due = now_us, False
         self.on_trust(self.trust)
-        self._hello_due = False
         log.info("epoch %d", helloed.epoch)
 
     def _ask_for_key(self, use: str, kid: str) -> bool:
@@ -265,7 +264,8 @@ class Control:
         left_s = self._sent_s + self.interval_s - loop.time()
         if left_s > 0 and not self._current().state.closed_over(AWAY_CUT_RECORDS):
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), left_s)
+                async with asyncio.timeout(left_s):  # `wait_for` would lose a cancellation as the wait ends
+                    await self._wake.wait()
         self._wake.clear()
         self._sent_s = loop.time()
 

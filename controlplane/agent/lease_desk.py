@@ -77,7 +77,8 @@ class LeaseDesk:
         pause_s = max(GATHER_S, self._not_before_s.get(question, 0.0) - loop.time())
         if pause_s > GATHER_S:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._back.wait(), pause_s)
+                async with asyncio.timeout(pause_s):  # `wait_for` would lose a cancellation as the wait ends
+                    await self._back.wait()
         else:
             await asyncio.sleep(GATHER_S)
         asked_us = engine.clock.now_us()
