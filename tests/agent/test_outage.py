@@ -214,7 +214,10 @@ class TestWithTheControlPlane:
         async with AsyncExitStack() as agents:
             async with cp.control_plane() as url:
                 port = int(url.rsplit(":", 1)[1])
-                arguments = [("--sim-speed", "0"), ("--sim-speed", "0", "--name", "gpu-2", "--slots", "2")]
+                arguments = [
+                    ("--sim-speed", "0", "--slots", "6"),
+                    ("--sim-speed", "0", "--name", "gpu-2", "--slots", "2"),
+                ]
                 pair = [
                     await agents.enter_async_context(cp.running_agent(url, token, tmp_path / f"agent-{at}", *more))
                     for at, (token, more) in enumerate(zip(tokens, arguments, strict=True))
