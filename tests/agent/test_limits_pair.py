@@ -83,7 +83,7 @@ async def test_two_agents_together_never_hold_more_places_than_the_limit(world, 
     async with cp.control_plane() as url:
         paths = [tmp_path / "one", tmp_path / "two"]
         async with (
-            cp.running_agent(url, tokens[0], paths[0], "--sim-speed", "0") as one,
+            cp.running_agent(url, tokens[0], paths[0], "--sim-speed", "0", "--slots", "6") as one,
             cp.running_agent(url, tokens[1], paths[1], "--sim-speed", "0", "--name", "gpu-2", "--slots", "2") as two,
         ):
             for process in (one, two):
