@@ -5,8 +5,8 @@ from importlib.util import find_spec
 from django.urls import include, path
 
 APPS = (
-    "audit", "web", "tenants", "access", "alerts", "fleet", "contracts", "budgets", "jobs", "usage", "ledger", "policy", "flex",
-    "live", "experiments",
+    "audit", "web", "tenants", "access", "alerts", "fleet", "contracts", "budgets", "jobs", "usage", "ledger", "policy",
+    "flex", "live", "experiments",
 )  # fmt: skip
 
 
