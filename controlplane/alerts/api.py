@@ -18,18 +18,12 @@ from controlplane.alerts import actions, queries
 from controlplane.alerts.messages import alert_json
 from controlplane.alerts.models import Event, Silence
 from controlplane.audit.actors import actor_of
-from controlplane.tenants.rest import ReasonField, ReasonSerializer, writes
+from controlplane.tenants.rest import ReasonField, ReasonSerializer, checked, writes
 
 
 class Ended(APIException):
     status_code = 409
     default_code = "already_ended"
-
-
-def _body(request: Request, serializer_class: type[serializers.Serializer]) -> dict[str, Any]:
-    serializer = serializer_class(data=request.data)
-    serializer.is_valid(raise_exception=True)
-    return dict(serializer.validated_data)
 
 
 class AlertAck(APIView):
@@ -45,7 +39,7 @@ class AlertAck(APIView):
     )
     @writes
     def post(self, request: Request, alert_id: int) -> Response:
-        row, note = queries.alert_or_404(alert_id), _body(request, ReasonSerializer)["reason"]
+        row, note = queries.alert_or_404(alert_id), checked(ReasonSerializer, request)["reason"]
         actor = actor_of(request)
         try:
             row = actions.acknowledge(alert_id=row.pk, note=note, actor=actor, now=timezone.now())
@@ -85,7 +79,7 @@ class SilenceViewSet(ListModelMixin, GenericViewSet):
 
     @writes
     def create(self, request: Request) -> Response:
-        values, now = _body(request, SilenceSerializer), timezone.now()
+        values, now = checked(SilenceSerializer, request), timezone.now()
         row = actions.create_silence(
             kinds=values["kinds"],
             pool=values.get("pool", ""),
@@ -102,7 +96,7 @@ class SilenceViewSet(ListModelMixin, GenericViewSet):
     @action(detail=True, methods=["post"])
     @writes
     def end(self, request: Request, pk: str) -> Response:
-        row, reason = self.get_object(), _body(request, ReasonSerializer)["reason"]
+        row, reason = self.get_object(), checked(ReasonSerializer, request)["reason"]
         actor = actor_of(request)
         try:
             row = actions.end_silence(silence_id=row.pk, reason=reason, actor=actor, now=timezone.now())
@@ -139,6 +133,6 @@ class EventViewSet(ListModelMixin, GenericViewSet):
 
     @writes
     def create(self, request: Request) -> Response:
-        values, now = _body(request, EventSerializer), timezone.now()
+        values, now = checked(EventSerializer, request), timezone.now()
         row = actions.create_event(**{"at": now, **values}, actor=actor_of(request), now=now)
         return Response(self.get_serializer(row).data, status=status.HTTP_201_CREATED)

@@ -17,7 +17,7 @@ from controlplane.audit.actors import actor_of
 from controlplane.fleet.models import Pool, Slot
 from controlplane.flex import actions, queries
 from controlplane.flex.models import Decision, Lend
-from controlplane.tenants.rest import ReasonSerializer
+from controlplane.tenants.rest import ReasonSerializer, checked
 from controlplane.web.cursor import CursorPages
 
 
@@ -152,7 +152,7 @@ class FlexSlotViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, GenericV
     def recall(self, request: Request, pk: str) -> Response:
         """Asks the slot back: it stops taking batch within a second."""
         slot = self.get_object()
-        data = _checked(ReasonSerializer, request)
+        data = checked(ReasonSerializer, request)
         actions.recall_slot(slot_id=slot.pk, actor=actor_of(request), now=timezone.now(), reason=data["reason"])
         return Response(SlotSerializer(self.get_object()).data)
 
@@ -180,7 +180,7 @@ class FlexPoolViewSet(mixins.RetrieveModelMixin, GenericViewSet):
 
 
 def _freeze(pool_id: int, request: Request) -> dict[str, Any]:
-    data, now = _checked(FreezeSerializer, request), timezone.now()
+    data, now = checked(FreezeSerializer, request), timezone.now()
     common = {"pool_id": pool_id, "actor": actor_of(request), "now": now, "reason": data["reason"]}
     if not data["frozen"]:
         pool = actions.unfreeze(**common)
@@ -188,9 +188,3 @@ def _freeze(pool_id: int, request: Request) -> dict[str, Any]:
         act = actions.freeze_and_recall if data["recall"] else actions.freeze
         pool = act(**common, until=now + timedelta(minutes=data["minutes"]))
     return FrozenSerializer(pool).data
-
-
-def _checked(serializer: type[serializers.Serializer], request: Request) -> dict[str, Any]:
-    read = serializer(data=request.data)
-    read.is_valid(raise_exception=True)
-    return read.validated_data

@@ -24,6 +24,7 @@ from controlplane.policy.pages import rollout_page
 from controlplane.policy.queries import configuration_of, drift
 from controlplane.policy.triton_files import triton_file
 from controlplane.policy.wave_plan import HOLD_S_MOST, TIMEOUT_S_MOST, WAVES_MOST, Gates, WavePlan, read_waves
+from controlplane.tenants.rest import checked
 from controlplane.web.cursor import CursorPages
 
 
@@ -196,7 +197,7 @@ class RevisionViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, GenericV
     @extend_schema(request=PushSerializer, responses={201: RevisionSerializer})
     @action(detail=False, methods=["post"])
     def push(self, request: Request) -> Response:
-        data = _checked(PushSerializer, request)
+        data = checked(PushSerializer, request)
         revision = push(
             actor=actor_of(request),
             reason=data["reason"],
@@ -210,7 +211,7 @@ class RevisionViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, GenericV
     @action(detail=True, methods=["post"])
     def rollback(self, request: Request, number: str) -> Response:
         target = self.get_object()
-        data = _checked(RollbackSerializer, request)
+        data = checked(RollbackSerializer, request)
         revision = rollback(
             to_number=target.number,
             actor=actor_of(request),
@@ -271,12 +272,6 @@ def _way(data: dict[str, Any]) -> dict[str, Any]:
     given = data.get("gates")
     gates = Gates(**given) if given else Gates() if len(waves) > 1 else None
     return {"waves": waves, "gates": gates}
-
-
-def _checked(serializer: type[serializers.Serializer], request: Request) -> dict[str, Any]:
-    read = serializer(data=request.data)
-    read.is_valid(raise_exception=True)
-    return read.validated_data
 
 
 def _number(text: str | None) -> int | None:

@@ -19,6 +19,7 @@ from controlplane.policy.models import SigningKey
 from controlplane.policy.queries import successions
 from controlplane.policy.yaml_lines import BYTES_MOST, Unreadable
 from controlplane.tenants.access import may
+from controlplane.tenants.rest import checked
 from controlplane.wire.signing import to_text
 
 
@@ -96,7 +97,7 @@ class PlanView(APIView):
 
     @extend_schema(request=ConfigurationFileSerializer, responses={200: ConfigurationPlanSerializer})
     def post(self, request: Request) -> Response:
-        data = _checked(ConfigurationFileSerializer, request)
+        data = checked(ConfigurationFileSerializer, request)
         try:
             found = prepare(data["text"], timezone.now())
         except Unreadable as error:
@@ -112,7 +113,7 @@ class ApplyView(APIView):
 
     @extend_schema(request=ConfigurationApplySerializer, responses={200: ConfigurationPlanSerializer})
     def post(self, request: Request) -> Response:
-        data = _checked(ConfigurationApplySerializer, request)
+        data = checked(ConfigurationApplySerializer, request)
         try:
             plan = apply(
                 data["text"],
@@ -165,9 +166,3 @@ def _answer(plan: Plan, *, against: str | None, applied: bool) -> dict[str, Any]
 
 def _refused(error: Unreadable) -> Refused:
     return Refused({"text": [str(problem) for problem in error.problems]})
-
-
-def _checked(serializer: type[serializers.Serializer], request: Request) -> dict[str, Any]:
-    read = serializer(data=request.data)
-    read.is_valid(raise_exception=True)
-    return read.validated_data

@@ -88,6 +88,13 @@ class VersionedViewSet(GenericViewSet):
         return dict(serializer.validated_data)
 
 
+def checked(serializer_class: type[serializers.Serializer], request: Request) -> dict[str, Any]:
+    """The request's body as the serializer reads it. Raises ValidationError."""
+    serializer = serializer_class(data=request.data)
+    serializer.is_valid(raise_exception=True)
+    return dict(serializer.validated_data)
+
+
 def etag_of(row: Any) -> str:
     return f'"{row._meta.model_name}-{row.pk}-{row.version}"'
 
