@@ -321,7 +321,10 @@ def lines_of_step(period: str, report: BridgeReport, step: str) -> list[InvoiceL
 def lines_of_sku(period: str, report: BridgeReport, sku: str, day: str = "") -> list[InvoiceLine]:
     """The invoice's lines behind a matched SKU, of one day or all, the largest first, at most LINES_SHOWN."""
     keys = {line.key for line in report.bridge.matched if line.key.sku == sku and day in ("", line.key.day)}
-    return _usage_lines(_current(period).select_related("invoice"), keys) if keys else []
+    if not keys:
+        return []
+    lines = _current(period).select_related("invoice").filter(sku=sku, day__in={key.day for key in keys})
+    return _usage_lines(lines, keys)
 
 
 def _usage_lines(lines: Any, keys: Container[MatchKey]) -> list[InvoiceLine]:

@@ -23,7 +23,7 @@ from controlplane.ledger.checks_of_reports import slot_day_minutes
 from controlplane.ledger.closing_checks import checklist
 from controlplane.ledger.export_files import CONTENT_TYPES, FORMATS, TooManyRows
 from controlplane.ledger.exports import ask_export, export_file, is_long, kept_export, waiting_exports
-from controlplane.ledger.late_invoices import lands_in, late_month_of
+from controlplane.ledger.late_invoices import landings, late_month_of
 from controlplane.ledger.models import ExportJob, PlannedExchangeRate, PoolSku, Proposal
 from controlplane.ledger.reconciliation import month_window, reconcile
 from controlplane.tenants.access import may, requires
@@ -84,7 +84,7 @@ def _bridge(request: HttpRequest, period: str, **more: Any) -> HttpResponse:
     step, sku, day = (request.GET.get(name, "") for name in ("step", "sku", "day"))
     context = {
         **base, "found": found, "bridge": found.bridge, "rows": rows, "lands_in": late_month_of(period),
-        "late_here": [row for row in found.bridge.invoices if lands_in(row)],
+        "late_here": landings(found.bridge.invoices),
         "bookable": any(row.left_nanos for row in rows), "figure": chart, "text": text,
         "floor": axis_floor(found, rows),
         "skus": sku_lines(found.bridge, cents["price_variance"], cents["quantity_variance"]),

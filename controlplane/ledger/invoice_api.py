@@ -30,7 +30,7 @@ from controlplane.ledger.invoices import (
     saved_mapping,
     withdraw_invoice,
 )
-from controlplane.ledger.late_invoices import lands_in
+from controlplane.ledger.late_invoices import landings, lands_in
 from controlplane.ledger.models import Invoice, InvoiceMapping
 from controlplane.ledger.reconciliation import month_window
 from controlplane.tenants.queries import installation
@@ -62,19 +62,15 @@ class InvoiceFileSerializer(serializers.Serializer):
     preview = serializers.BooleanField(required=False, default=False)
 
 
-def _invoice_json(row: Invoice, *, whole: bool = False) -> dict[str, Any]:
-    body = {
+def _invoice_json(row: Invoice, late_in: str | None) -> dict[str, Any]:
+    return {
         "id": row.pk, "period": row.period, "file": row.file_name, "sha256": row.file_sha256, "format": row.format,
         "mapping": row.mapping.name if row.mapping else None, "currency": row.currency,
         "exchange_rate": None if row.exchange_rate is None else f"{row.exchange_rate.normalize():f}",
         "exchange_date": row.exchange_date.isoformat() if row.exchange_date else None, "lines": row.lines_count,
         "outside_period": row.outside_period, "state": row.state, "imported_at": format_utc(row.imported_at),
-        "imported_by": row.imported_by, "late_in": lands_in(row) or None,
+        "imported_by": row.imported_by, "late_in": late_in,
     }  # fmt: skip
-    if whole:
-        sums = imported_json(Imported(row, repeated=False))
-        body |= {name: sums[name] for name in ("totals", "by_category", "by_service")}
-    return body
 
 
 class InvoicesView(APIView):
@@ -91,7 +87,9 @@ class InvoicesView(APIView):
         rows = Invoice.objects.select_related("mapping").order_by("-id")
         if period := request.query_params.get("period"):
             rows = rows.filter(period=period)
-        return Response([_invoice_json(row) for row in rows[:LIST_MOST]])
+        invoices = list(rows[:LIST_MOST])
+        late = landings(invoices)
+        return Response([_invoice_json(row, late.get(row.pk)) for row in invoices])
 
     @extend_schema(request={"multipart/form-data": InvoiceFileSerializer}, responses={201: OpenApiTypes.OBJECT})
     @writes
@@ -153,7 +151,10 @@ class InvoiceView(APIView):
 
     @extend_schema(responses=OpenApiTypes.OBJECT)
     def get(self, request: Request, pk: int) -> Response:
-        return Response(_invoice_json(get_object_or_404(Invoice.objects.select_related("mapping"), pk=pk), whole=True))
+        row = get_object_or_404(Invoice.objects.select_related("mapping"), pk=pk)
+        sums = imported_json(Imported(row, repeated=False))
+        parts = {name: sums[name] for name in ("totals", "by_category", "by_service")}
+        return Response(_invoice_json(row, sums["late_in"]) | parts)
 
 
 class WithdrawInvoiceView(APIView):
@@ -174,7 +175,7 @@ class WithdrawInvoiceView(APIView):
             )
         except ValidationError as error:
             raise _refused(error) from error
-        return Response(_invoice_json(row))
+        return Response(_invoice_json(row, lands_in(row) or None))
 
 
 class MappingSerializer(serializers.Serializer):

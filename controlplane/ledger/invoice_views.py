@@ -44,7 +44,7 @@ from controlplane.ledger.invoices import (
     totals,
     withdraw_invoice,
 )
-from controlplane.ledger.late_invoices import lands_in, late_ids, late_month_of
+from controlplane.ledger.late_invoices import landings, lands_in, late_month_of
 from controlplane.ledger.models import Invoice, InvoiceLine, InvoiceMapping, InvoiceUpload
 from controlplane.ledger.reconciliation import month_window
 from controlplane.tenants.access import may, requires
@@ -85,7 +85,7 @@ def invoices_page(request: HttpRequest) -> HttpResponseBase:
     context = {
         "now": now, "zone": book.billing_zone, "currency": book.currency, "errors": errors, "may_write": writes,
         "months": months, "chosen": request.POST.get("period") or _month_before(months), "nav_section": "finance",
-        "invoices": invoices, "late": late_ids(invoices),
+        "invoices": invoices, "late": landings(invoices),
         "waiting": InvoiceUpload.objects.defer("content").order_by("-uploaded_at") if writes else [],
         "bytes_most": BYTES_MOST, "lines_most": LINES_MOST,
         "mappings": InvoiceMapping.objects.order_by("name")[:INVOICES_SHOWN],

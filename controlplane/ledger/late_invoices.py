@@ -1,12 +1,12 @@
 """Invoices that came after their month was closed: what they open is booked in a later month, and asked for there."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from controlplane.core.period import load_zone, parse_period
 from controlplane.ledger.bridging import BridgeReport, bridge_report
 from controlplane.ledger.models import Invoice, LedgerEvent, Period
-from controlplane.ledger.posting import open_period
+from controlplane.ledger.posting import first_open, open_period
 from controlplane.ledger.variances import KIND, booked_variances
 
 TOLERANCE_PPM = 5_000
@@ -43,7 +43,7 @@ def closing_missed(period: str) -> int | None:
 def late_months(period: str, zone: str) -> tuple[LateMonth, ...]:
     """Closed months whose late invoices are a month's to book: those that came while it was the next open one, and
     what the months between left unbooked."""
-    closed = dict(Period.objects.filter(state=Period.State.CLOSED, name__lt=period).values_list("name", "version"))
+    closed = _closed_versions(name__lt=period)
     late: dict[str, list[Invoice]] = {}
     waiting = Invoice.objects.filter(
         state=Invoice.State.CURRENT, period__in=closed, late_in__gt="", late_in__lte=period
@@ -60,16 +60,16 @@ def is_late(invoice: Invoice, closed_versions: dict[str, int]) -> bool:
     return invoice.missed_by is not None and closed_versions.get(invoice.period) == invoice.missed_by
 
 
-def late_ids(invoices: Sequence[Invoice]) -> set[int]:
-    """Which of some invoices their months were closed without."""
-    closed = dict(Period.objects.filter(state=Period.State.CLOSED).values_list("name", "version"))
-    return {row.pk for row in invoices if is_late(row, closed)}
+def landings(invoices: Iterable[Invoice]) -> dict[int, str]:
+    """Invoice id -> the open month that its variance is booked in now; those that their month's closing has are
+    missing."""
+    closed = _closed_versions()
+    return {row.pk: first_open(row.period, closed) for row in invoices if is_late(row, closed)}
 
 
 def lands_in(invoice: Invoice) -> str:
-    """The open month that an invoice's variance is booked in now; empty for one that its month's closing has."""
-    missed = closing_missed(invoice.period)
-    return open_period(invoice.period) if missed is not None and missed == invoice.missed_by else ""
+    """The same of one invoice; empty for one that its month's closing has."""
+    return landings([invoice]).get(invoice.pk, "")
 
 
 def late_month_of(period: str) -> str:
@@ -82,6 +82,10 @@ def booked_since(invoice: Invoice) -> bool:
     return LedgerEvent.objects.filter(
         source__startswith=f"{KIND}:{invoice.period}:", posted_at__gte=invoice.imported_at
     ).exists()
+
+
+def _closed_versions(**narrowed: str) -> dict[str, int]:
+    return dict(Period.objects.filter(state=Period.State.CLOSED, **narrowed).values_list("name", "version"))
 
 
 def _late_month(period: str, invoices: tuple[Invoice, ...], zone: str) -> LateMonth:

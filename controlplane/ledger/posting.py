@@ -5,7 +5,7 @@ event; with other lines it is an error of the caller.
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -184,6 +184,11 @@ def hold_posting() -> None:
 def open_period(period: str) -> str:
     """The month itself when it is open, else the first open one after it."""
     closed = set(Period.objects.filter(name__gte=period, state=Period.State.CLOSED).values_list("name", flat=True))
+    return first_open(period, closed)
+
+
+def first_open(period: str, closed: Container[str]) -> str:
+    """The same among months of which those that are closed are known."""
     while period in closed:
         year, month = int(period[:4]), int(period[5:])
         period = f"{year + month // 12:04d}-{month % 12 + 1:02d}"

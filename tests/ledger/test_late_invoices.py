@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from django.core.exceptions import ValidationError
 from django.db import connection, transaction
+from django.test.utils import CaptureQueriesContext
 
 from controlplane.audit.actors import Actor
 from controlplane.ledger import proposals
@@ -79,6 +80,20 @@ def test_a_late_invoice_opens_its_variance_in_the_next_open_month(closed):
     # nothing of November's own bridge has October's invoice in it
     assert found.bridge.invoice_nanos == 3 * 10**9 and found.bridge.closes
     assert dict(PeriodExport.objects.values_list("file_name", "sha256")) == kept
+
+
+def test_a_list_of_invoices_says_of_each_where_it_lands_by_one_question(closed, django_assert_max_num_queries):
+    def listed():
+        return {row["id"]: row["late_in"] for row in fin.get("/api/v1/invoices/").json()}
+
+    fin = factories.person("finance", name="fin")
+    late, own = take(lines_of()), take(OWN, "2026-11")
+    with CaptureQueriesContext(connection) as two:
+        assert listed() == {late.pk: "2026-11", own.pk: None}
+    more = [take(lines_of(f"{5_000 + number}")).pk for number in range(4)]
+    with django_assert_max_num_queries(len(two)):
+        assert listed() == dict.fromkeys([late.pk, *more], "2026-11") | {own.pk: None}
+    assert fin.get(f"/api/v1/invoices/{late.pk}/").json()["late_in"] == "2026-11"
 
 
 def test_what_is_booked_of_it_is_posted_in_the_open_month_and_settles_it(closed):
