@@ -28,6 +28,7 @@ from controlplane.agent.policy_state import LiveList, PolicyState, Trust
 from controlplane.agent.spool import EpochSpool, StoredReport
 from controlplane.agent.spool_store import SpoolStore
 from controlplane.agent.version import SOFTWARE
+from controlplane.agent.waiting import wait_at_most
 from controlplane.wire import signing
 from controlplane.wire.enrolment import Enrol, Hello
 from controlplane.wire.packed import FORM
@@ -187,8 +188,9 @@ class Control:
             self._cut(before)
         self.engine.start(self.store.begin(helloed.epoch, now_us))
         self.store.pack_reports(FORM in helloed.report_forms)
-        self._cut_us, self._hello_due = now_us, False
+        self._cut_us = now_us
         self.on_trust(self.trust)
+        self._hello_due = False
         log.info("epoch %d", helloed.epoch)
 
     def _ask_for_key(self, use: str, kid: str) -> bool:
@@ -263,9 +265,7 @@ class Control:
         loop = asyncio.get_running_loop()
         left_s = self._sent_s + self.interval_s - loop.time()
         if left_s > 0 and not self._current().state.closed_over(AWAY_CUT_RECORDS):
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(left_s):  # `wait_for` would lose a cancellation as the wait ends
-                    await self._wake.wait()
+            await wait_at_most(self._wake, left_s)
         self._wake.clear()
         self._sent_s = loop.time()
 

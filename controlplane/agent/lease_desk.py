@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable
 from typing import Final
@@ -11,6 +10,7 @@ from typing import Final
 from controlplane.agent.client import ControlPlane
 from controlplane.agent.engine import Engine
 from controlplane.agent.errors import Refused, Unreachable
+from controlplane.agent.waiting import wait_at_most
 from controlplane.wire.lease import LeaseRequest
 from controlplane.wire.report import LeaseSpend
 
@@ -76,9 +76,7 @@ class LeaseDesk:
         tenant_id, job = question
         pause_s = max(GATHER_S, self._not_before_s.get(question, 0.0) - loop.time())
         if pause_s > GATHER_S:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(pause_s):  # `wait_for` would lose a cancellation as the wait ends
-                    await self._back.wait()
+            await wait_at_most(self._back, pause_s)
         else:
             await asyncio.sleep(GATHER_S)
         asked_us = engine.clock.now_us()

@@ -1,0 +1,27 @@
+"""What waits for a while ends with the event, with the time, and with a cancellation, whenever that comes."""
+
+import asyncio
+
+import pytest
+
+from controlplane.agent.waiting import wait_at_most
+
+
+async def test_it_ends_with_the_event_or_with_the_time():
+    event, loop = asyncio.Event(), asyncio.get_running_loop()
+    began = loop.time()
+    await wait_at_most(event, 0.02)
+    assert loop.time() - began >= 0.02
+    loop.call_later(0.01, event.set)
+    await asyncio.wait_for(wait_at_most(event, 60), 5)
+
+
+@pytest.mark.parametrize("first", ["set", "cancelled"])
+async def test_a_cancellation_that_comes_as_the_wait_ends_is_kept(first):
+    event = asyncio.Event()
+    task = asyncio.create_task(wait_at_most(event, 60))
+    await asyncio.sleep(0)
+    for step in (event.set, task.cancel) if first == "set" else (task.cancel, event.set):
+        step()
+    with pytest.raises(asyncio.CancelledError):
+        await task
