@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from benchmarks.http_load import request_bytes
 from controlplane.wire import signing
 from controlplane.wire.enrolment import Hello, Helloed
-from controlplane.wire.policy import Nudge, PolicyDocument, SignedNudge, SignedPolicy, nudge_message, policy_message
+from controlplane.wire.policy import Nudge, PolicyDocument, SignedNudge, SignedPolicy, document_message, nudge_message
 from controlplane.wire.report import Answer, Report
 
 JITTER_S = 0.2
@@ -152,10 +152,7 @@ class Shared:
             envelope = msgspec.json.decode(bundle, type=SignedPolicy)
             raw = signing.from_text(envelope.body)
             found = msgspec.json.decode(raw, type=PolicyDocument)
-            message = policy_message(
-                installation=found.installation, pool=found.pool.slug, revision=found.revision,
-                digest=signing.digest_hex(raw), accept_until=found.accept_until,
-            )  # fmt: skip
+            message = document_message(found, signing.digest_hex(raw))
             self._check(f"policy:{envelope.kid}", envelope.signature, message)
             if signing.digest_hex(raw) != digest or found.pool.slug != self.pool:
                 raise RuntimeError("the bundle is not the one that was announced")

@@ -19,8 +19,8 @@ from controlplane.wire.policy import (
     LiveTenant,
     PolicyDocument,
     SignedPolicy,
+    document_message,
     live_message,
-    policy_message,
 )
 from controlplane.wire.report import LiveDelta, LiveItem
 
@@ -119,13 +119,7 @@ def verify_bundle(bundle: bytes, digest: str, trust: Trust) -> Verified:
     if public is None:
         reason = f"signed with a key that is not known here ({envelope.kid})"
         return Verified(None, reason, document.revision, envelope.kid)
-    message = policy_message(
-        installation=document.installation,
-        pool=document.pool.slug,
-        revision=document.revision,
-        digest=digest,
-        accept_until=document.accept_until,
-    )
+    message = document_message(document, digest)
     try:
         genuine = signing.verify(public, signing.from_text(envelope.signature), message)
     except ValueError:

@@ -255,6 +255,17 @@ def policy_message(*, installation: str, pool: str, revision: int, digest: str, 
     return f"policy\n{installation}\n{pool}\n{revision}\n{digest}\n{accept_until}".encode()
 
 
+def document_message(document: PolicyDocument, digest: str) -> bytes:
+    """What the policy key signs for a document whose canonical form has this digest."""
+    return policy_message(
+        installation=document.installation,
+        pool=document.pool.slug,
+        revision=document.revision,
+        digest=digest,
+        accept_until=document.accept_until,
+    )
+
+
 def live_message(*, installation: str, number: int, digest: str) -> bytes:
     """What the live key signs for one entry."""
     return f"live\n{installation}\n{number}\n{digest}".encode()

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from controlplane.wire.policy import PolicyDocument, SignedPolicy, policy_message
+from controlplane.wire.policy import PolicyDocument, SignedPolicy, document_message
 from controlplane.wire.signing import digest_hex, from_text, key_id, verify
 
 
@@ -67,14 +67,7 @@ def verify_bundle(bundle: bytes, *, public_key: str, successions: bytes = b"[]")
     if envelope.kid not in known:
         raise UnverifiedBundle(f"it was signed by {envelope.kid}, which the key {key_id(trusted)} does not lead to")
     digest = digest_hex(body)
-    message = policy_message(
-        installation=document.installation,
-        pool=document.pool.slug,
-        revision=document.revision,
-        digest=digest,
-        accept_until=document.accept_until,
-    )
-    if not verify(known[envelope.kid], _bytes(envelope.signature, "the signature"), message):
+    if not verify(known[envelope.kid], _bytes(envelope.signature, "the signature"), document_message(document, digest)):
         raise UnverifiedBundle(f"the signature of {envelope.kid} does not hold: the bundle was changed")
     return {
         "holds": True,

@@ -39,8 +39,8 @@ from controlplane.wire.policy import (
     SizeBounds,
     SlotPolicy,
     TenantPolicy,
+    document_message,
     live_message,
-    policy_message,
 )
 from controlplane.wire.report import Exhausted, LiveDelta, LiveItem
 
@@ -201,14 +201,8 @@ def bundle(doc: PolicyDocument, key: Ed25519PrivateKey = SIGNING_KEY) -> tuple[b
     """The signed bundle of a document and its digest, as the control plane would serve it."""
     body = signing.canonical(doc)
     digest = signing.digest_hex(body)
-    message = policy_message(
-        installation=doc.installation,
-        pool=doc.pool.slug,
-        revision=doc.revision,
-        digest=digest,
-        accept_until=doc.accept_until,
-    )
-    envelope = SignedPolicy(KID, signing.to_text(key.sign(message)), signing.to_text(body))
+    signature = key.sign(document_message(doc, digest))
+    envelope = SignedPolicy(KID, signing.to_text(signature), signing.to_text(body))
     return msgspec.json.encode(envelope), digest
 
 
