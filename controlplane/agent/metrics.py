@@ -124,7 +124,10 @@ def _class_names(engine: Engine) -> dict[int, str]:
 
 
 class Times(NamedTuple):
-    """A histogram by class: its family, the edges of its buckets in seconds, and which total it shows."""
+    """A histogram by class: its family, the edges of its buckets in seconds, and which total it shows.
+
+    It is made of the totals of each class when it is asked for.
+    """
 
     name: str
     text: str
@@ -132,61 +135,56 @@ class Times(NamedTuple):
     of: Callable[[ClassTotals], Total]
 
 
-def histogram(name: str, text: str, edges_s: tuple[float, ...], of: Callable[[ClassTotals], Total]) -> Times:
-    """A histogram family, made of the totals of each class when it is asked for."""
-    return Times(name, text, edges_s, of)
-
-
 _TIMES: Final = (
-    histogram(
+    Times(
         "gen_ai_server_request_duration_seconds",
         "From a request's last byte in to its answer's last byte out.",
         REQUEST_EDGES_S,
         lambda totals: totals.e2e,
     ),
-    histogram(
+    Times(
         "gen_ai_server_time_to_first_token_seconds",
         "From a request's last byte in to the first token handed out; streamed requests only.",
         TTFT_EDGES_S,
         lambda totals: totals.ttft,
     ),
-    histogram(
+    Times(
         "gen_ai_server_time_per_output_token_seconds",
         "Mean time per output token after the first one of a request; streamed requests only.",
         TOKEN_EDGES_S,
         lambda totals: totals.tpot,
     ),
-    histogram(
+    Times(
         "flexband_request_admission_time_seconds",
         "Time that the decision took, with waiting for a lease.",
         STAGE_EDGES_S,
         lambda totals: totals.admission,
     ),
-    histogram(
+    Times(
         "flexband_request_queue_time_seconds",
         "Time in the queue.",
         STAGE_EDGES_S,
         lambda totals: totals.queue,
     ),
-    histogram(
+    Times(
         "flexband_request_batch_wait_time_seconds",
         "Time on a slot until the request's batch closed; one-shot requests that were gathered.",
         STAGE_EDGES_S,
         lambda totals: totals.batch_wait,
     ),
-    histogram(
+    Times(
         "flexband_request_inference_time_seconds",
         "Time at the backend, prefill and decode.",
         REQUEST_EDGES_S,
         lambda totals: totals.inference,
     ),
-    histogram(
+    Times(
         "flexband_request_prefill_time_seconds",
         "Time from prefill's start to the first token; streamed requests only.",
         STAGE_EDGES_S,
         lambda totals: totals.prefill,
     ),
-    histogram(
+    Times(
         "flexband_request_decode_time_seconds",
         "Time from the first token to the last; streamed requests only.",
         REQUEST_EDGES_S,
