@@ -6,8 +6,8 @@ Real are PostgreSQL, broker, web, worker, beat, controller and an agent of eight
 does; only the engine is the simulated one. The interactive requests are those of a trace, `--rate` times as fast; the
 job's items are the requests of the other one, evenly picked and submitted through the official client, due at the end
 of the `--minutes`. The simulator then gets the policy that the agent had, the same arrivals, the same items, and the
-instants at which the job could be leased and was due, and at which the burn of a contract froze the band; and once more
-with nothing lent. Exit 1 when the real deadline
+instants at which the job could be leased and was due, and at which the burn of a contract froze the band. Beside that
+stand a night that was never frozen, where the real one was, and one with nothing lent. Exit 1 when the real deadline
 and the simulated one end differently, or when an item has not one result.
 """
 
@@ -32,9 +32,8 @@ import openai
 from benchmarks.night_clients import ask_all, job_file
 from controlplane.agent.backends.curves import CURVES
 from controlplane.demo.launch import Demo
-from controlplane.demo.settings import AgentPlace, Options
+from controlplane.demo.settings import AgentPlace, Options, agent_port
 from controlplane.demo.shape import BIG_MODEL, BIG_POOL, BULK, CHAT
-from controlplane.embedded.ports import choose_port
 from controlplane.lab.items import JobSpec
 from controlplane.lab.policies import changed
 from controlplane.lab.scenario import Load, run_policy
@@ -90,7 +89,7 @@ class Night(Demo):
     def run_night(self) -> dict[str, Any]:
         """Raises SupervisorError when a process does not come up or dies."""
         with Supervisor(self.options.var_dir, say=self.say) as supervisor:
-            port, admin = (free_port(preferred) for preferred in (9_041, 9_141))
+            port, admin = (agent_port(preferred) for preferred in (9_041, 9_141))
             self.places = [AgentPlace("gpu-1", BIG_POOL, 8, port, admin, GPU)]
             self._servers(supervisor)
             self._organisation(supervisor)
@@ -126,10 +125,6 @@ class Night(Demo):
             "real": figures, "document": msgspec.to_builtins(document(BIG_POOL)),
             "deadline_us": round((due_s - began_s) * 1e6),
         }  # fmt: skip
-
-
-def free_port(preferred: int) -> int:
-    return choose_port(explicit=None, recorded=None, preferred=preferred, settle_s=0.0)
 
 
 def watched(supervisor: Supervisor, future: Future[Any]) -> Any:

@@ -29,8 +29,7 @@ def real_figures(pool: str, batch_id: str, began_us: int) -> dict[str, Any]:
     assert job is not None, "a batch that was admitted has a job"
     loans = list(Lend.objects.filter(pool__slug=pool, lent_at__gte=from_us(began_us)).select_related("slot"))
     drains = [loan.drain_us for loan in loans if loan.drain_us is not None]
-    ended = [to_us(at) for at in (loan.home_at for loan in loans) if at is not None]
-    lent_us = sum(ended) - sum(to_us(loan.lent_at) for loan in loans if loan.home_at is not None)
+    lent_us = sum(to_us(loan.home_at) - to_us(loan.lent_at) for loan in loans if loan.home_at is not None)
     finished_s = None if job.finished_at is None else (to_us(job.finished_at) - began_us) / 1e6
     again = UsageRecord.objects.filter(job_id=job.pk).aggregate(again=Sum(F("attempt") - 1))["again"]
     spans = decided(pool, began_us, to_us(job.finished_at or timezone.now()))
@@ -39,7 +38,7 @@ def real_figures(pool: str, batch_id: str, began_us: int) -> dict[str, Any]:
         "recalls": dict(sorted(Counter(loan.recall_reason for loan in loans if loan.recalled_at).items())),
         "lent_slot_s": lent_us / 1e6,
         "drains": len(drains),
-        "drain_longest_s": max(drains, default=0) / 1e6 if drains else None,
+        "drain_longest_s": max(drains) / 1e6 if drains else None,
         "overdue": sum(loan.overdue for loan in loans),
         "loans": [_loan(loan, began_us) for loan in loans],
         "not_lent_s": not_lent_s(spans),
@@ -87,12 +86,7 @@ def not_lent_s(spans: list[tuple[int, int, set[str]]]) -> dict[str, float]:
 
 def frozen_us(spans: list[tuple[int, int, set[str]]]) -> list[tuple[int, int]]:
     """When the band was frozen; what still was at the end is frozen on."""
-    found: list[tuple[int, int]] = []
-    for begin_us, end_us, names in spans:
-        if "frozen" in names:
-            joined = bool(found) and found[-1][1] == begin_us
-            begin_us = found.pop()[0] if joined else begin_us
-            found.append((begin_us, end_us))
+    found = [(begin_us, end_us) for begin_us, end_us, names in spans if "frozen" in names]
     if found and spans[-1][1] == found[-1][1]:
         found[-1] = (found[-1][0], 1 << 62)
     return found

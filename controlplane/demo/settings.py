@@ -72,15 +72,16 @@ def fleet(agents: int) -> list[AgentPlace]:
                 name=f"gpu-{number + 1}",
                 pool=BIG_POOL if big else SMALL_POOL,
                 slots=BIG_SLOTS if big else SMALL_SLOTS,
-                port=_port(FIRST_AGENT_PORT + number),
-                admin_port=_port(FIRST_ADMIN_PORT + number),
+                port=agent_port(FIRST_AGENT_PORT + number),
+                admin_port=agent_port(FIRST_ADMIN_PORT + number),
                 gpu="h100" if big else "a100",
             )
         )
     return places
 
 
-def _port(preferred: int) -> int:
+def agent_port(preferred: int) -> int:
+    """The preferred port, or the next best one when it is taken."""
     return choose_port(explicit=None, recorded=None, preferred=preferred, settle_s=0.0)
 
 
