@@ -20,9 +20,10 @@ from controlplane.access.queries import factors_of, is_live, sessions_of, tokens
 from controlplane.access.session_actions import end_sessions, remove_factors
 from controlplane.access.token_actions import create_token, revoke_token
 from controlplane.audit.actors import actor_of
+from controlplane.audit.forms import take_errors
 from controlplane.tenants.access import lacks_second_factor, requires, role_of
 from controlplane.tenants.queries import member_for
-from controlplane.tenants.review import add_errors, reason_of
+from controlplane.tenants.review import reason_of
 
 IN_FORCE = "Pages refuse it at once, live pages that are open close within 5 seconds."
 
@@ -90,7 +91,7 @@ def token_new(request: HttpRequest) -> HttpResponse:
                 now=timezone.now(),
             )
         except ValidationError as error:
-            add_errors(form, error)
+            take_errors(form, error)
         else:
             context = {"token": issued.token, "secret": issued.secret, "base": request.build_absolute_uri("/")}
             return render(request, "access/token_secret.html", context)

@@ -16,10 +16,10 @@ from controlplane.access.invitation_actions import accept, invite, withdraw
 from controlplane.access.models import Invitation
 from controlplane.access.queries import invitation_by_secret, open_invitations
 from controlplane.audit.actors import actor_of
+from controlplane.audit.forms import take_errors
 from controlplane.tenants import throttle
 from controlplane.tenants.access import public, requires
 from controlplane.tenants.queries import installation
-from controlplane.tenants.review import add_errors
 from controlplane.web.views import error_response, too_many_requests
 
 NO_LINK = "This invitation was used, ended, or never was. Ask whoever sent it for another one."
@@ -47,7 +47,7 @@ def invitation_new(request: HttpRequest) -> HttpResponse:
                 **data, tenant_id=tenant.pk if tenant else None, actor=actor_of(request), now=timezone.now()
             )
         except ValidationError as error:
-            add_errors(form, error)
+            take_errors(form, error)
         else:
             path = reverse("invitation", args=[issued.secret])
             link = f"{settings.PUBLIC_URL}{path}" if settings.PUBLIC_URL else request.build_absolute_uri(path)
@@ -84,7 +84,7 @@ def invitation(request: HttpRequest, secret: str) -> HttpResponse:
                 now=now, request_id=getattr(request, "request_id", ""),
             )  # fmt: skip
         except ValidationError as error:
-            add_errors(form, error)
+            take_errors(form, error)
         else:
             messages.success(request, f"You are a member. Sign in as {member.user.username}.")
             return redirect("login")

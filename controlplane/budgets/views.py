@@ -14,6 +14,7 @@ from django.utils import timezone
 from django.views.decorators.http import require_POST
 
 from controlplane.audit.actors import actor_of
+from controlplane.audit.forms import take_errors
 from controlplane.budgets import actions
 from controlplane.budgets.forecasts import Outlook
 from controlplane.budgets.forms import BudgetForm, IncreaseForm, budget_initial
@@ -26,7 +27,6 @@ from controlplane.tenants.actions import Stale
 from controlplane.tenants.models import Tenant
 from controlplane.tenants.queries import installation
 from controlplane.tenants.review import (
-    add_errors,
     confirmed,
     lines,
     overtaken,
@@ -49,6 +49,8 @@ LABELS = {
     "zone": "Time zone",
     "thresholds": "Notify at (%)",
 }
+FIELD_OF = {"limit_nanos": "limit", "thresholds_percent": "thresholds"}
+"""Column that an action names -> the form's own field for it."""
 INCREASES_SHOWN = 20
 STATES = (("", "In force"), ("archived", "Archived"), ("all", "All"))
 
@@ -118,7 +120,7 @@ def budget_increase(request: HttpRequest, budget_id: int) -> HttpResponse:
         try:
             made = add_increase(budget_id=row.pk, **form.values(), actor=actor_of(request), now=now)
         except ValidationError as error:
-            add_errors(form, error)
+            take_errors(form, error)
         else:
             messages.success(request, f"Raised {row.name} by {money_exact(made.amount_nanos)}: it ends by itself.")
             return redirect("budget", budget_id=row.pk)
@@ -169,7 +171,7 @@ def budget_new(request: HttpRequest) -> HttpResponse:
             now=timezone.now(),
         )
     except ValidationError as error:
-        add_errors(form, _on_fields(error))
+        take_errors(form, error, FIELD_OF)
         return _form_page(request, form, page)
     messages.success(request, f"Created budget {row.name} of {row.tenant.slug}.")
     return redirect("budget", budget_id=row.pk)
@@ -215,7 +217,7 @@ def budget_edit(request: HttpRequest, budget_id: int) -> HttpResponse:
     except Stale:
         return _overtaken_page(request, budget_for(request.user, budget_id), page)
     except ValidationError as error:
-        add_errors(form, _on_fields(error))
+        take_errors(form, error, FIELD_OF)
         return _form_page(request, form, page)
     messages.success(request, f"Saved {row.name}.")
     return redirect(back)
@@ -285,14 +287,6 @@ def _stored(row: Budget) -> dict[str, Any]:
 
 def _stop(hard: bool) -> str:
     return "stop" if hard else "notify only"
-
-
-def _on_fields(error: ValidationError) -> ValidationError:
-    """The action names columns, the form has fields of its own for some of them."""
-    if not hasattr(error, "error_dict"):
-        return error
-    names = {"limit_nanos": "limit", "thresholds_percent": "thresholds"}
-    return ValidationError({names.get(name, name): list(messages) for name, messages in error.message_dict.items()})
 
 
 def _form_page(request: HttpRequest, form: BudgetForm, page: dict[str, Any]) -> HttpResponse:

@@ -16,9 +16,9 @@ from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from django.shortcuts import redirect, render
 
+from controlplane.audit.forms import take_errors
 from controlplane.tenants.actions import Stale
 from controlplane.tenants.review import (
-    add_errors,
     confirmed,
     lines,
     overtaken,
@@ -120,7 +120,7 @@ def run(request: HttpRequest, edit: Edit) -> HttpResponseBase:
     except Stale:
         return _overtaken(request, edit)
     except ValidationError as error:
-        add_errors(form, error)
+        take_errors(form, error)
         return _page(request, edit, form)
     return review_page(
         request,

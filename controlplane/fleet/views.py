@@ -14,6 +14,7 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_POST
 
 from controlplane.audit.actors import actor_of
+from controlplane.audit.forms import take_errors
 from controlplane.fleet import actions, keys, queries
 from controlplane.fleet.edit_flow import Edit, run
 from controlplane.fleet.forms import (
@@ -31,7 +32,7 @@ from controlplane.fleet.models import Agent, Pool, Slot
 from controlplane.fleet.served_classes import room_warnings
 from controlplane.tenants.access import may, requires
 from controlplane.tenants.actions import Stale
-from controlplane.tenants.review import add_errors, reason_of
+from controlplane.tenants.review import reason_of
 
 TAKES_PUSH = "Takes effect when you push."
 
@@ -309,7 +310,7 @@ def agent_enrol(request: HttpRequest) -> HttpResponse:
         try:
             token, secret = actions.create_enrolment_token(pool=pool, actor=actor_of(request), now=timezone.now())
         except ValidationError as error:
-            add_errors(form, error)
+            take_errors(form, error)
         else:
             context = {"token": token, "secret": secret, "command": enrol_command(request, pool, secret)}
             return render(request, "fleet/enrol_token.html", context)

@@ -13,6 +13,7 @@ from django.utils import timezone
 from django.views.decorators.http import require_POST
 
 from controlplane.audit.actors import actor_of
+from controlplane.audit.forms import take_errors
 from controlplane.tenants import key_actions
 from controlplane.tenants.access import requires
 from controlplane.tenants.actions import Stale
@@ -20,7 +21,7 @@ from controlplane.tenants.forms import KeyForm, RotateForm, key_initial
 from controlplane.tenants.key_actions import IssuedKey
 from controlplane.tenants.models import ApiKey
 from controlplane.tenants.queries import key_for, search_keys, tenant_for, visible_keys
-from controlplane.tenants.review import add_errors, confirmed, lines, overtaken, reason_of, renewed, review_page
+from controlplane.tenants.review import confirmed, lines, overtaken, reason_of, renewed, review_page
 from controlplane.web.exports import CsvResponse
 from controlplane.web.pagination import BadCursor, keyset_page
 from controlplane.web.views import bad_request
@@ -72,7 +73,7 @@ def key_new(request: HttpRequest, slug: str) -> HttpResponse:
                 tenant_id=tenant.pk, **form.values(), actor=actor_of(request), now=timezone.now()
             )
         except ValidationError as error:
-            add_errors(form, error)
+            take_errors(form, error)
         else:
             return _secret_page(request, issued, title="Key created")
     page = {"title": f"New key for {slug}", "back": back, "back_label": slug, "tenant": tenant, "verb": "Create key"}
@@ -112,7 +113,7 @@ def key_edit(request: HttpRequest, public_id: str) -> HttpResponse:
     except Stale:
         return _overtaken_page(request, key_for(request.user, public_id), page)
     except ValidationError as error:
-        add_errors(form, error)
+        take_errors(form, error)
         return _form_page(request, form, page)
     messages.success(request, f"Saved key {key.name}.")
     return redirect(back)
@@ -135,7 +136,7 @@ def key_rotate(request: HttpRequest, public_id: str) -> HttpResponse:
                 now=now,
             )
         except ValidationError as error:
-            add_errors(form, error)
+            take_errors(form, error)
         else:
             return _secret_page(request, issued, title="Key rotated")
     context = {"form": form, "key": key, "back": reverse("tenant", args=[key.tenant.slug]) + "?tab=keys"}

@@ -10,13 +10,14 @@ from django.utils import timezone
 from django.views.decorators.http import require_POST
 
 from controlplane.audit.actors import actor_of
+from controlplane.audit.forms import take_errors
 from controlplane.tenants import member_actions
 from controlplane.tenants.access import may, requires
 from controlplane.tenants.actions import Stale
 from controlplane.tenants.forms import MemberEditForm, MemberForm, PasswordForm, member_initial
 from controlplane.tenants.queries import installation, member_for
 from controlplane.tenants.queries import members as all_members
-from controlplane.tenants.review import add_errors, lines, overtaken, reason_of, renewed
+from controlplane.tenants.review import lines, overtaken, reason_of, renewed
 from controlplane.tenants.roles import PERMISSIONS, Role
 from controlplane.web.pagination import BadCursor, keyset_page
 from controlplane.web.views import bad_request
@@ -78,7 +79,7 @@ def member_new(request: HttpRequest) -> HttpResponse:
                 **data, tenant_id=tenant.pk if tenant else None, actor=actor_of(request), now=timezone.now()
             )
         except ValidationError as error:
-            add_errors(form, error)
+            take_errors(form, error)
         else:
             messages.success(request, f"{member.user.username} can sign in as {member.role}.")
             return redirect("members")
@@ -104,7 +105,7 @@ def member_edit(request: HttpRequest, member_id: int) -> HttpResponse:
                 now=timezone.now(),
             )
         except ValidationError as error:
-            add_errors(form, error)
+            take_errors(form, error)
         except Stale:
             member = member_for(member_id)
             wanted = {"role": form.cleaned_data["role"], "tenant": tenant.slug if tenant else None}
@@ -133,7 +134,7 @@ def member_password(request: HttpRequest, member_id: int) -> HttpResponse:
                 now=timezone.now(),
             )
         except ValidationError as error:
-            add_errors(form, error)
+            take_errors(form, error)
         else:
             messages.success(request, f"Set the password of {member.user.username}; open sessions have ended.")
             return redirect("members")

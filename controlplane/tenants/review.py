@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from django import forms
-from django.core.exceptions import NON_FIELD_ERRORS, ValidationError
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 
@@ -84,17 +83,6 @@ def review_page(
 
 def reason_of(request: HttpRequest) -> str:
     return request.POST.get("reason", "").strip()[:REASON_CHARS_MAX]
-
-
-def add_errors(form: forms.Form, error: ValidationError) -> None:
-    """Puts an action's errors beside the fields they name; those without a field stand on top."""
-    if not hasattr(error, "error_dict"):
-        form.add_error(None, error)
-        return
-    for field, messages in error.message_dict.items():
-        target = field if field in form.fields else None
-        for message in messages:
-            form.add_error(None if field == NON_FIELD_ERRORS else target, message)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from django.utils import timezone
 from django.views.decorators.http import require_POST
 
 from controlplane.audit.actors import actor_of
+from controlplane.audit.forms import take_errors
 from controlplane.tenants import actions
 from controlplane.tenants.access import member_of, requires
 from controlplane.tenants.actions import Stale
@@ -20,7 +21,6 @@ from controlplane.tenants.models import Tenant
 from controlplane.tenants.queries import tenant_for
 from controlplane.tenants.review import (
     Line,
-    add_errors,
     confirmed,
     lines,
     overtaken,
@@ -66,7 +66,7 @@ def tenant_new(request: HttpRequest) -> HttpResponse:
                     **form.values(), reason=reason_of(request), actor=actor_of(request), now=timezone.now()
                 )
             except ValidationError as error:
-                add_errors(form, error)
+                take_errors(form, error)
             else:
                 messages.success(request, f"Created {tenant.slug}. Give it a key and a budget next.")
                 return redirect("tenant", slug=tenant.slug)
@@ -113,7 +113,7 @@ def tenant_edit(request: HttpRequest, slug: str) -> HttpResponse:
         except Stale:
             return _overtaken_page(request, tenant_for(request.user, slug), page)
         except ValidationError as error:
-            add_errors(form, error)
+            take_errors(form, error)
             return _form_page(request, form, **page)
         messages.success(request, f"Saved {slug}. {NEXT_REVISION}")
         return redirect(back)
