@@ -57,7 +57,7 @@ class TestPage:
     def test_what_is_wrong_is_told_with_its_line(self, people, built):
         answer = people["admin"].post(PAGE, {"text": "flexband: 1\nsections:\n  classes: {mode: replace}\n"})
         assert answer.status_code == 422
-        assert '<span class="mono">Line 3</span> classes has no items' in answer.content.decode()
+        assert '<a href="#id_text">Line 3: classes has no items' in answer.content.decode()
 
 
 @pytest.mark.django_db
