@@ -12,6 +12,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import lru_cache
@@ -21,7 +23,7 @@ from typing import IO, Any, Final
 from django.conf import settings
 from django.core.exceptions import ValidationError
 from django.db import connection, transaction
-from django.db.models import Q
+from django.db.models import Q, QuerySet
 from django.utils import timezone
 
 from controlplane.experiments import inputs
@@ -80,15 +82,13 @@ def run(experiment_id: int) -> bool:
 
 
 def _claim(experiment_id: int, now: datetime) -> Experiment | None:
-    lost = Q(state=Experiment.State.RUNNING, seen_at__lt=now - LOST_AFTER)
     with transaction.atomic():
         with connection.cursor() as cursor:
             cursor.execute("SELECT pg_advisory_xact_lock(%s)", [RUN_LOCK])
         at_work = Experiment.objects.filter(state=Experiment.State.RUNNING, seen_at__gte=now - LOST_AFTER).count()
         if at_work >= RUNNING_MAX:
             return None
-        free = Q(state=Experiment.State.WAITING) | lost
-        row = Experiment.objects.select_for_update(skip_locked=True).filter(free, pk=experiment_id).first()
+        row = Experiment.objects.select_for_update(skip_locked=True).filter(_free(now), pk=experiment_id).first()
         if row is None:
             return None
         row.state, row.started_at, row.seen_at, row.progress, row.runs = Experiment.State.RUNNING, now, now, 0.0, 0
@@ -96,52 +96,63 @@ def _claim(experiment_id: int, now: datetime) -> Experiment | None:
     return row
 
 
+def _free(now: datetime) -> Q:
+    """Those that nobody works on: they wait, or their worker was lost."""
+    return Q(state=Experiment.State.WAITING) | Q(state=Experiment.State.RUNNING, seen_at__lt=now - LOST_AFTER)
+
+
+def _mine(row: Experiment) -> QuerySet[Experiment]:
+    """The experiment while this run of it is on; nothing once somebody cancelled it or took it up anew."""
+    return Experiment.objects.filter(pk=row.pk, state=Experiment.State.RUNNING, started_at=row.started_at)
+
+
 def _prepared(row: Experiment) -> bool:
     """Reads what its outline names and keeps it; False where somebody cancelled meanwhile. Raises ValidationError."""
     made = complete(row.kind, row.parameters, inputs.read(row))
     now = timezone.now()
     with transaction.atomic():
-        mine = Experiment.objects.filter(pk=row.pk, state=Experiment.State.RUNNING, started_at=row.started_at)
         row.arguments, row.inputs, row.source = made.arguments, inputs.store(made.files, now), made.source
         return bool(
-            mine.update(arguments=row.arguments, inputs=row.inputs, source=row.source, prepared=True, seen_at=now)
+            _mine(row).update(arguments=row.arguments, inputs=row.inputs, source=row.source, prepared=True, seen_at=now)
         )
 
 
 def _run(row: Experiment) -> Outcome:
-    with tempfile.TemporaryDirectory(prefix="flexband-lab-") as folder:
-        write_inputs(row, Path(folder))
-        with open(Path(folder) / "errors", "w+b") as errors:
-            process = start(row.kind, row.arguments, Path(folder), errors)
+    with _process_of(row) as (process, folder, errors):
+        outcome = _follow(row, process)
+        if outcome is None:
+            errors.seek(0)
+            log.error("experiment %s ended early: %s", row.pk, errors.read()[-2_000:].decode(errors="replace"))
+            return Outcome(problem="Its process ended early. The log of the worker says why.")
+        if outcome.problem or not outcome.seconds:
+            return outcome
+        path = folder / ANSWER
+        if path.stat().st_size > ANSWER_BYTES_MAX:
+            return Outcome(problem="Its answer is too large to keep. Choose a shorter window or fewer tenants.")
+        return Outcome(path.read_bytes(), "", outcome.seconds)
+
+
+@contextmanager
+def _process_of(row: Experiment) -> Iterator[tuple[subprocess.Popen[bytes], Path, IO[bytes]]]:
+    """The process that answers, its folder with the inputs, and its errors; killed when the block ends.
+
+    Raises ValueError for inputs that were changed or are gone.
+    """
+    environment = {"PYTHONPATH": str(settings.BASE_DIR), "PATH": os.environ.get("PATH", ""), "LANG": "C.UTF-8"}
+    with tempfile.TemporaryDirectory(prefix="flexband-lab-") as name:
+        folder = Path(name)
+        for file, content in inputs.read(row).items():
+            (folder / file).write_bytes(content)
+        with open(folder / "errors", "w+b") as errors:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "controlplane.lab.asking", row.kind, *row.arguments], cwd=folder,
+                env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors,
+            )  # fmt: skip
             try:
-                outcome = _follow(row, process)
+                yield process, folder, errors
             finally:
                 process.kill()
                 process.wait()
-            if outcome is None:
-                errors.seek(0)
-                log.error("experiment %s ended early: %s", row.pk, errors.read()[-2_000:].decode(errors="replace"))
-                return Outcome(problem="Its process ended early. The log of the worker says why.")
-            if outcome.problem or not outcome.seconds:
-                return outcome
-            path = Path(folder) / ANSWER
-            if path.stat().st_size > ANSWER_BYTES_MAX:
-                return Outcome(problem="Its answer is too large to keep. Choose a shorter window or fewer tenants.")
-            return Outcome(path.read_bytes(), "", outcome.seconds)
-
-
-def write_inputs(row: Experiment, folder: Path) -> None:
-    """The files of an experiment as its process reads them. Raises ValueError for one that was changed or is gone."""
-    for name, content in inputs.read(row).items():
-        (folder / name).write_bytes(content)
-
-
-def start(kind: str, arguments: list[str], folder: Path, errors: IO[bytes]) -> subprocess.Popen[bytes]:
-    environment = {"PYTHONPATH": str(settings.BASE_DIR), "PATH": os.environ.get("PATH", ""), "LANG": "C.UTF-8"}
-    return subprocess.Popen(
-        [sys.executable, "-m", "controlplane.lab.asking", kind, *arguments], cwd=folder, env=environment,
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors,
-    )  # fmt: skip
 
 
 def _follow(row: Experiment, process: subprocess.Popen[bytes]) -> Outcome | None:
@@ -174,15 +185,15 @@ def _follow(row: Experiment, process: subprocess.Popen[bytes]) -> Outcome | None
 
 def _told(row: Experiment, said: dict[str, Any]) -> bool:
     """Writes the progress down; False where somebody cancelled meanwhile."""
-    found = Experiment.objects.filter(pk=row.pk, state=Experiment.State.RUNNING, started_at=row.started_at)
-    return bool(found.update(progress=said.get("share", 0.0), runs=said.get("runs", 0), seen_at=timezone.now()))
+    now = timezone.now()
+    return bool(_mine(row).update(progress=said.get("share", 0.0), runs=said.get("runs", 0), seen_at=now))
 
 
 def _end(row: Experiment, outcome: Outcome, now: datetime) -> None:
     """Keeps the answer with the end, in one transaction; a cancelled experiment stays cancelled."""
     with transaction.atomic():
-        held = Experiment.objects.select_for_update().get(pk=row.pk)
-        if held.state != Experiment.State.RUNNING or held.started_at != row.started_at:
+        held = _mine(row).select_for_update().first()
+        if held is None:
             return
         held.ended_at, held.problem = now, outcome.problem
         held.state = Experiment.State.DONE if outcome.content else Experiment.State.FAILED
@@ -197,22 +208,14 @@ def _end(row: Experiment, outcome: Outcome, now: datetime) -> None:
 
 def again(row: Experiment) -> bytes:
     """The answer computed anew from what is stored, as bytes. Raises ValueError where the lab refuses."""
-    with tempfile.TemporaryDirectory(prefix="flexband-lab-") as folder:
-        write_inputs(row, Path(folder))
-        with open(Path(folder) / "errors", "w+b") as errors:
-            process = start(row.kind, row.arguments, Path(folder), errors)
-            try:
-                out, _ = process.communicate(timeout=TIME_LIMIT_S)
-            finally:
-                process.kill()
-                process.wait()
+    with _process_of(row) as (process, folder, _):
+        out, _ = process.communicate(timeout=TIME_LIMIT_S)
         said = json.loads(out.splitlines()[-1]) if out else {"error": "its process ended early"}
         if "error" in said:
             raise ValueError(said["error"])
-        return (Path(folder) / ANSWER).read_bytes()
+        return (folder / ANSWER).read_bytes()
 
 
 def waiting(now: datetime) -> list[int]:
     """Experiments that nobody works on, oldest first."""
-    free = Q(state=Experiment.State.WAITING) | Q(state=Experiment.State.RUNNING, seen_at__lt=now - LOST_AFTER)
-    return list(Experiment.objects.filter(free).order_by("id").values_list("id", flat=True)[:RUNNING_MAX])
+    return list(Experiment.objects.filter(_free(now)).order_by("id").values_list("id", flat=True)[:RUNNING_MAX])
