@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import zlib
 from collections.abc import Mapping
 from datetime import datetime, timedelta
@@ -13,6 +12,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connection
 
 from controlplane.experiments.models import Experiment, InputFile
+from controlplane.wire.signing import digest_hex
 
 DAYS_LEAST: Final = 7
 FILES_A_RUN: Final = 1_000
@@ -20,14 +20,10 @@ KEEP_LOCK: Final = 0x6C616269
 """Any fixed number: shared by those who refer to files, taken alone to end some."""
 
 
-def digest_of(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
-
-
 def store(files: Mapping[str, bytes], now: datetime) -> dict[str, str]:
     """File name -> sha256 of its content. Call in the transaction that refers to them."""
     hold()
-    found = {name: digest_of(content) for name, content in files.items()}
+    found = {name: digest_hex(content) for name, content in files.items()}
     InputFile.objects.bulk_create(
         [
             InputFile(sha256=found[name], content=zlib.compress(files[name], 6), size=len(files[name]), created_at=now)
@@ -50,7 +46,7 @@ def read(row: Experiment) -> dict[str, bytes]:
     files = {}
     for name, sha256 in row.inputs.items():
         content = zlib.decompress(bytes(kept[sha256].content)) if sha256 in kept else b""
-        if digest_of(content) != sha256:
+        if digest_hex(content) != sha256:
             raise ValueError(f"{name} of experiment {row.pk} is not what was kept: it has ended, or was changed")
         files[name] = content
     return files

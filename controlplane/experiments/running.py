@@ -30,6 +30,7 @@ from controlplane.experiments import inputs
 from controlplane.experiments.models import Experiment, ExperimentResult
 from controlplane.experiments.preparing import complete
 from controlplane.lab.asking import ANSWER
+from controlplane.wire.signing import digest_hex
 
 log = logging.getLogger(__name__)
 
@@ -200,7 +201,7 @@ def _end(row: Experiment, outcome: Outcome, now: datetime) -> None:
         if outcome.content:
             held.progress = 1.0
             ExperimentResult.objects.create(
-                experiment=held, content=outcome.content, sha256=hashlib.sha256(outcome.content).hexdigest(),
+                experiment=held, content=outcome.content, sha256=digest_hex(outcome.content),
                 code_version=code_version(), seconds=outcome.seconds, created_at=now,
             )  # fmt: skip
         held.save(update_fields=["ended_at", "problem", "state", "progress"])
