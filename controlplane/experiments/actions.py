@@ -19,11 +19,9 @@ from controlplane.experiments.queries import answer_of, safe_rates_of
 from controlplane.fleet.actions import edit_pool
 from controlplane.fleet.models import Pool
 from controlplane.policy.configuration import Configuration
-from controlplane.tenants.actions import Stale
 
 WAITING_MAX: Final = 20
 VALID_DAYS_MAX: Final = 365
-AT_WORK: Final = (Experiment.State.WAITING, Experiment.State.RUNNING)
 
 
 class Over(ValueError):
@@ -66,7 +64,7 @@ def _keep(
 
 
 def _room() -> None:
-    if Experiment.objects.filter(state__in=AT_WORK).count() >= WAITING_MAX:
+    if Experiment.objects.filter(state__in=Experiment.AT_WORK).count() >= WAITING_MAX:
         raise ValidationError(f"{WAITING_MAX} experiments are waiting or running: cancel one, or wait for the first.")
 
 
@@ -119,13 +117,10 @@ def share(*, experiment_id: int, shared: bool, actor: Actor, now: datetime) -> E
     return row
 
 
-def use_safe_rate(
-    *, experiment_id: int, pool_slug: str, days: int, reason: str, actor: Actor, now: datetime,
-    version: int | None = None,
-) -> Pool:  # fmt: skip
+def use_safe_rate(*, experiment_id: int, pool_slug: str, days: int, reason: str, actor: Actor, now: datetime) -> Pool:
     """Makes the rates of an interference test the pool's safe rate: the next push brings them to the flex guard.
 
-    Raises ValidationError for rates that are not there or do not fit the pool, Stale as `edit_pool`.
+    Raises ValidationError for rates that are not there or do not fit the pool.
     """
     row = Experiment.objects.select_related("result").get(pk=experiment_id)
     if not 1 <= days <= VALID_DAYS_MAX:
@@ -145,10 +140,4 @@ def use_safe_rate(
     with transaction.atomic():
         inputs.hold()
         Experiment.objects.filter(pk=row.pk).update(evidence=True)
-        return edit_pool(
-            slug=pool_slug, values={"safe_rate": table}, actor=actor, now=now, version=version,
-            reason=reason,
-        )  # fmt: skip
-
-
-__all__ = ["Over", "Stale", "ask", "cancel", "rerun", "share", "use_safe_rate"]
+        return edit_pool(slug=pool_slug, values={"safe_rate": table}, actor=actor, now=now, reason=reason)

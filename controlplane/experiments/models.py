@@ -35,6 +35,8 @@ class Experiment(models.Model):
         FAILED = "failed", "Failed"
         CANCELLED = "cancelled", "Cancelled"
 
+    AT_WORK = (State.WAITING, State.RUNNING)
+
     kind = models.CharField(max_length=12, choices=Kind)
     title = models.CharField(max_length=120)
     parameters = models.JSONField()
@@ -69,7 +71,7 @@ class Experiment(models.Model):
 
     @property
     def at_work(self) -> bool:
-        return self.state in (self.State.WAITING, self.State.RUNNING)
+        return self.state in self.AT_WORK
 
 
 class ExperimentResult(models.Model):

@@ -26,7 +26,6 @@ from controlplane.web import figures
 from controlplane.web.numerals import money
 
 TENANT_ROWS: Final = 200
-NAMES: Final = {"current": "Now", "draft": "Draft"}
 
 
 def shown(kind: str, answer: Answer) -> Shown:
