@@ -119,24 +119,22 @@ def _groups(form: ExperimentForm) -> list[tuple[str, list[Any]]]:
 def experiment(request: HttpRequest, pk: int) -> HttpResponse:
     """Progress while it runs, then the answer; `?json=1` is the answer as it is stored."""
     row = queries.experiment_or_404(pk)
+    if request.headers.get("HX-Request"):
+        if row.at_work:
+            return render(request, "experiments/progress.html", _context(row))
+        # It has ended meanwhile: the whole page is another one now.
+        return HttpResponse(headers={"HX-Refresh": "true"})
     result = getattr(row, "result", None)
     if "json" in request.GET and result is not None:
         response = HttpResponse(bytes(result.content), content_type="application/json")
         response["Content-Disposition"] = f'attachment; filename="experiment-{row.pk}.json"'
         return response
-    context = {**_context(row), "may_run": may(request.user, "lab.run"), "may_use": _may_use(request, row)}
+    may_run, may_use = may(request.user, "lab.run"), may(request.user, "pool.write")
+    context = {**_context(row), "may_run": may_run, "may_use": may_use}
     if result is not None:
         other = queries.experiments(kind=row.kind, state=Experiment.State.DONE).exclude(pk=row.pk).order_by("-id")
         context["others"] = [(one.pk, f"{one.pk}: {one.title}") for one in other[:20]]
-    template = "experiments/progress.html" if request.headers.get("HX-Request") and row.at_work else None
-    if request.headers.get("HX-Request") and template is None:
-        # It has ended meanwhile: the whole page is another one now.
-        return HttpResponse(headers={"HX-Refresh": "true"})
-    return render(request, template or "experiments/experiment.html", context)
-
-
-def _may_use(request: HttpRequest, row: Experiment) -> bool:
-    return row.kind == Experiment.Kind.INTERFERENCE and may(request.user, "pool.write")
+    return render(request, "experiments/experiment.html", context)
 
 
 def _context(row: Experiment) -> dict[str, Any]:
