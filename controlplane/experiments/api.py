@@ -139,8 +139,6 @@ def _values(given: dict[str, Any], now: Any) -> dict[str, Any]:
         raise ValidationError(dict.fromkeys(wrong, "Give one value."))
     data = {name: field.initial for name, field in known.items() if field.initial is not None}
     data |= {name: value for name, value in parameters.items() if value is not None}
-    if "policy" in known:
-        data.setdefault("policy", "reserved")
     form = form_class({**{name: _text(value) for name, value in data.items()}, "title": given["title"]})
     if not form.is_valid():
         raise ValidationError({name: [str(text) for text in texts] for name, texts in form.errors.items()})

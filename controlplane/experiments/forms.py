@@ -47,6 +47,11 @@ def number(label: str, initial: float, low: float, high: float, hint: str = "") 
     return forms.FloatField(label=label, initial=initial, min_value=low, max_value=high, help_text=hint)
 
 
+def pool_choices() -> list[tuple[str, str]]:
+    slugs = Pool.objects.filter(archived_at__isnull=True).order_by("slug").values_list("slug", flat=True)
+    return [(slug, slug) for slug in slugs]
+
+
 class ExperimentForm(forms.Form):
     """What every kind has."""
 
@@ -74,9 +79,8 @@ class WindowMixin(forms.Form):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        slugs = Pool.objects.filter(archived_at__isnull=True).order_by("slug").values_list("slug", flat=True)
-        choices = [] if self.fields["pool"].required else [("", "None")]
-        self.fields["pool"].choices = [*choices, *((slug, slug) for slug in slugs)]  # type: ignore[attr-defined]
+        none = [] if self.fields["pool"].required else [("", "None")]
+        self.fields["pool"].choices = [*none, *pool_choices()]  # type: ignore[attr-defined]
 
 
 class LoadForm(WindowMixin):
@@ -132,7 +136,7 @@ class TestForm(LoadForm, ExperimentForm):
 class ReplayForm(LoadForm, ExperimentForm):
     """Traffic through one policy, or two side by side."""
 
-    policy = forms.ChoiceField(label="Policy", choices=POLICIES)
+    policy = forms.ChoiceField(label="Policy", choices=POLICIES, initial="reserved")
     against = forms.ChoiceField(label="Beside it", choices=(("", "Nothing"), *POLICIES), required=False)
     propose = forms.CharField(
         label="Changes to the second one", required=False, max_length=2_000, widget=forms.Textarea(attrs={"rows": 3}),
@@ -232,5 +236,4 @@ class SafeRateForm(ReasonForm):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        slugs = Pool.objects.filter(archived_at__isnull=True).order_by("slug").values_list("slug", flat=True)
-        self.fields["pool"].choices = [(slug, slug) for slug in slugs]  # type: ignore[attr-defined]
+        self.fields["pool"].choices = pool_choices()  # type: ignore[attr-defined]
