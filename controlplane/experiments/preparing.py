@@ -235,7 +235,8 @@ def _uploaded(values: Mapping[str, Any], upload: bytes | None) -> _Traffic:
 
 def _usage(values: Mapping[str, Any]) -> _Traffic:
     pool, since, until = pool_and_window(values)
-    document, found = _recorded(pool, since, until)
+    document = _asked_of(lambda: policy_in_force(pool))
+    found = _asked_of(lambda: recorded(pool, document, since, until))
     batch = {klass.slug for klass in document.classes if klass.kind == ClassKind.BATCH}
     work = found.load.workload
     requests: list[TraceRequest] = []
@@ -268,11 +269,6 @@ def pool_and_window(values: Mapping[str, Any]) -> tuple[Pool, datetime, datetime
 
 def window_text(pool: Pool, since: datetime, until: datetime) -> str:
     return f"usage of {pool.slug}, {since:%Y-%m-%d %H:%M:%S} to {until:%Y-%m-%d %H:%M:%S} UTC"
-
-
-def _recorded(pool: Pool, since: datetime, until: datetime) -> tuple[PolicyDocument, Recorded]:
-    document = _asked_of(lambda: policy_in_force(pool))
-    return document, _asked_of(lambda: recorded(pool, document, since, until))
 
 
 def _asked_of(read: Callable[[], T]) -> T:
@@ -321,8 +317,8 @@ def prepare_effect(values: Mapping[str, Any], files: Mapping[str, bytes]) -> Pre
         f"--load={LOAD}", f"--current={CURRENT}", f"--draft={DRAFT}", f"--seed={values['seed']}",
         f"--rows-max={values['rows_max']}", f"--objective-ms={values['objective_ms']:g}",
     ]  # fmt: skip
-    if isinstance(found.service, Constants):
-        arguments.append(f"--service={found.service.described()}")
+    if (fitted := _constants(found)) is not None:
+        arguments.append(f"--service={fitted.described()}")
     unknown = f"; {found.unknown:,} records of tenants or classes that it no longer has" if found.unknown else ""
     source = window_text(pool, since, until) + unknown
     return Prepared(arguments, {**files, LOAD: load_as_bytes(kept)}, source[:300], pool.slug)

@@ -66,7 +66,11 @@ def policy_in_force(pool: Pool) -> PolicyDocument:
 def require_usage(pool: Pool, since: datetime, until: datetime) -> None:
     """Raises NothingRecorded where nothing was recorded of [since, until). Reads one row."""
     if not _records(pool, since, until).exists():
-        raise NothingRecorded(f"pool {pool.slug} has no usage between {since:%Y-%m-%d %H:%M} and {until:%H:%M} UTC")
+        raise _nothing(pool, since, until)
+
+
+def _nothing(pool: Pool, since: datetime, until: datetime) -> NothingRecorded:
+    return NothingRecorded(f"pool {pool.slug} has no usage between {since:%Y-%m-%d %H:%M} and {until:%H:%M} UTC")
 
 
 def _records(pool: Pool, since: datetime, until: datetime) -> QuerySet[UsageRecord]:
@@ -109,7 +113,7 @@ def recorded(
             work.tail_100ns.append(0)
             cached.append(from_cache)
     if not len(work) and not items:
-        raise NothingRecorded(f"pool {pool.slug} has no usage between {since:%Y-%m-%d %H:%M} and {until:%H:%M} UTC")
+        raise _nothing(pool, since, until)
     return Recorded(Load(work, tuple(_jobs(items, document, since_us))), service or fitted(rows), unknown, cached)
 
 
