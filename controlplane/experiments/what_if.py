@@ -9,7 +9,7 @@ from typing import Any
 from controlplane.experiments.recorded import Recorded, policy_in_force, recorded
 from controlplane.fleet.models import Pool
 from controlplane.lab.policies import changed
-from controlplane.lab.replay import NO_GPU
+from controlplane.lab.report import NO_GPU
 from controlplane.lab.scenario import effects, run_policy
 from controlplane.lab.service import ServiceModel
 

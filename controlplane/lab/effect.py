@@ -20,11 +20,10 @@ import msgspec
 import numpy as np
 
 from controlplane.core.pricing import RateCard, charge
-from controlplane.core.reasons import OUTCOME_CODES, Outcome
 from controlplane.lab.arguments import read_model
 from controlplane.lab.items import JobSpec
 from controlplane.lab.load_file import KeptLoad, Stretch, read_load, stretch_of
-from controlplane.lab.report import report
+from controlplane.lab.report import COMPLETED, NO_GPU, report
 from controlplane.lab.scenario import Load, effects, simulate
 from controlplane.lab.service import ServiceModel
 from controlplane.lab.simulator import Simulator
@@ -33,8 +32,6 @@ from controlplane.lab.watching import Watch
 from controlplane.lab.workload import Workload
 from controlplane.wire.policy import PolicyDocument
 
-NO_GPU: Final = "simulated on a virtual clock: no GPU was involved"
-COMPLETED: Final = OUTCOME_CODES[Outcome.COMPLETED]
 ROWS_MAX: Final = 20_000
 NOT_IN_POLICY: Final = "not_in_policy"
 """A request of a tenant or class that the policy does not have; the agent would know no such key."""

@@ -15,11 +15,11 @@ from typing import Any, Final
 from controlplane.core.capacity import IsolationEvidence, PurchaseReason, purchase_gate
 from controlplane.lab.arguments import Places, read_counts, read_job_use, read_model, read_trace_use
 from controlplane.lab.policies import bands, document_of
+from controlplane.lab.report import NO_GPU
 from controlplane.lab.scenario import Load, TraceUse, load, run_policy
 from controlplane.lab.service import ServiceModel
 from controlplane.lab.watching import Watch
 
-NO_GPU: Final = "simulated on a virtual clock: no GPU was involved"
 RATE_FACTOR_MAX: Final = 64.0
 STEPS: Final = 9
 REASONS: Final = {

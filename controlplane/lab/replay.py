@@ -17,6 +17,7 @@ from controlplane.lab.arguments import (
     read_trace_use,
 )
 from controlplane.lab.reference import Rules
+from controlplane.lab.report import NO_GPU
 from controlplane.lab.scenario import Load, batch_classes_of, effects, load, run_policy, run_reference
 from controlplane.lab.service import ServiceModel
 from controlplane.lab.watching import Watch
@@ -27,7 +28,6 @@ COUNTS: Final = (
     "arrivals", "started", "rejected", "completed", "longest_queue", "utilisation", "in_system_mean", "lambda_x_w",
     "within_objective_of_arrivals", "within_objective_of_started", "makespan_s",
 )  # fmt: skip
-NO_GPU: Final = "simulated on a virtual clock: no GPU was involved"
 
 
 def add_arguments(parser: ArgumentParser) -> None:

@@ -24,6 +24,7 @@ from controlplane.lab.summary import Replayed, distribution, summarise
 US_PER_S: Final = 1_000_000
 COMPLETED: Final = OUTCOME_CODES[Outcome.COMPLETED]
 LOANS_SHOWN: Final = 1_000
+NO_GPU: Final = "simulated on a virtual clock: no GPU was involved"
 
 
 def report(simulator: Simulator, control: PoolControl | None = None, *, objective_ms: float | None) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from controlplane.lab import interference
 from controlplane.lab.calls import NOT_ENDED, Call
 from controlplane.lab.interference import Bench
 from controlplane.lab.policies import document_of
-from controlplane.lab.report import report
+from controlplane.lab.report import NO_GPU, report
 from controlplane.lab.scenario import Load, run_policy, simulate
 from controlplane.lab.simulator import Simulator
 from controlplane.lab.workload import Workload
@@ -186,13 +186,13 @@ def capacity(options: Mapping[str, Any]) -> dict[str, Any]:
     while high <= SLOTS_MAX and broken(result_of(high)):
         low, high = high, high * 2
     if high > SLOTS_MAX:
-        return {"note": interference.NO_GPU, "needed_slots": None, "breaks_first": broken(result_of(SLOTS_MAX))}
+        return {"note": NO_GPU, "needed_slots": None, "breaks_first": broken(result_of(SLOTS_MAX))}
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if broken(result_of(middle)) else (low, middle)
     needed = low if not broken(result_of(low)) else high
     return {
-        "note": interference.NO_GPU, "needed_slots": needed, "with_one_failed": needed + 1,
+        "note": NO_GPU, "needed_slots": needed, "with_one_failed": needed + 1,
         "breaks_first": broken(result_of(needed - 1)) if needed > 1 else [],
         "signal": _signal(given, bench),
     }  # fmt: skip
@@ -223,7 +223,7 @@ def _signal(given: Load, bench: Bench) -> dict[str, Any]:
 
 def _answer(bench: Bench, rows: list[dict[str, Any]]) -> dict[str, Any]:
     return {
-        "note": interference.NO_GPU, "seed": bench.options["seed"], "bands": bench.places.banded,
+        "note": NO_GPU, "seed": bench.options["seed"], "bands": bench.places.banded,
         "service": bench.service.described(), "rows": rows,
     }  # fmt: skip
 
