@@ -11,7 +11,7 @@ import multiprocessing
 from argparse import ArgumentParser
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
@@ -21,6 +21,7 @@ import numpy as np
 
 from controlplane.core.pricing import RateCard, charge
 from controlplane.lab.arguments import read_model
+from controlplane.lab.interference import say
 from controlplane.lab.items import JobSpec
 from controlplane.lab.load_file import KeptLoad, Stretch, read_load, stretch_of
 from controlplane.lab.report import COMPLETED, NO_GPU, report
@@ -154,42 +155,35 @@ def _known(question: Question) -> tuple[Load, list[int], Counter[tuple[str, str]
     kept, document = question.kept, question.document
     tenants, classes = ({row.slug for row in rows} for rows in (document.tenants, document.classes))
     work, unknown = kept.load.workload, Counter[tuple[str, str]]()
-    pairs = [
-        (work.tenants[tenant], work.classes[klass]) for tenant, klass in zip(work.tenant_of, work.class_of, strict=True)
-    ]
-    keep = [at for at, (tenant, klass) in enumerate(pairs) if tenant in tenants and klass in classes]
-    if len(keep) < len(pairs):
-        unknown.update(pair for pair in pairs if pair[0] not in tenants or pair[1] not in classes)
-    cached = kept.cached or [0] * len(work)
-    jobs = tuple(job for job in kept.load.jobs if job.tenant in tenants and job.class_slug in classes)
+    keep, jobs = [], []
+    for at, (tenant_index, class_index) in enumerate(zip(work.tenant_of, work.class_of, strict=True)):
+        tenant, class_slug = work.tenants[tenant_index], work.classes[class_index]
+        if tenant in tenants and class_slug in classes:
+            keep.append(at)
+        else:
+            unknown[tenant, class_slug] += 1
     for job in kept.load.jobs:
-        if job not in jobs:
+        if job.tenant in tenants and job.class_slug in classes:
+            jobs.append(job)
+        else:
             unknown[job.tenant, job.class_slug] += len(job.prompts)
-    return Load(_only(work, keep, tenants, classes), jobs), [cached[at] for at in keep], unknown
+    cached = kept.cached or [0] * len(work)
+    return Load(_only(work, keep, tenants, classes), tuple(jobs)), [cached[at] for at in keep], unknown
 
 
 def _only(work: Workload, keep: list[int], tenants: set[str], classes: set[str]) -> Workload:
-    names = [
-        tuple(slug for slug in slugs if slug in known)
-        for slugs, known in ((work.classes, classes), (work.tenants, tenants))
-    ]
-    moved = [
-        [names_kept.index(slug) if slug in names_kept else -1 for slug in slugs]
-        for names_kept, slugs in zip(names, (work.classes, work.tenants), strict=True)
-    ]
-    part = replace(
-        work,
-        classes=names[0],
-        tenants=names[1],
-        **{
-            name: [getattr(work, name)[at] for at in keep]
-            for name in ("at_us", "prompt", "output", "asked", "tail_100ns")
-        },
-    )
-    return replace(
-        part,
-        class_of=[moved[0][work.class_of[at]] for at in keep],
-        tenant_of=[moved[1][work.tenant_of[at]] for at in keep],
+    """The requests at `keep`, whose tenants and classes are all known, with indexes into the known ones."""
+    class_at = {slug: at for at, slug in enumerate(slug for slug in work.classes if slug in classes)}
+    tenant_at = {slug: at for at, slug in enumerate(slug for slug in work.tenants if slug in tenants)}
+    columns = {
+        name: [getattr(work, name)[at] for at in keep] for name in ("at_us", "prompt", "output", "asked", "tail_100ns")
+    }
+    return Workload(
+        tuple(class_at),
+        tuple(tenant_at),
+        class_of=[class_at[work.classes[work.class_of[at]]] for at in keep],
+        tenant_of=[tenant_at[work.tenants[work.tenant_of[at]]] for at in keep],
+        **columns,
     )
 
 
@@ -278,12 +272,8 @@ def text(answer: Mapping[str, Any]) -> str:
         f"{'':<32}{'figure':<32}{'now':>14}{'draft':>14}",
     ]  # fmt: skip
     lines += [
-        f"{row['of'][:30]:<32}{row['figure']:<32}{_say(row['current']):>14}{_say(row['proposed']):>14}"
+        f"{row['of'][:30]:<32}{row['figure']:<32}{say(row['current']):>14}{say(row['proposed']):>14}"
         for row in answer["effects"]
     ]
     nanos = [answer[name]["charge_nanos"] / 1e9 for name in ("current", "draft")]
     return "\n".join([*lines, f"{'all':<32}{'charges':<32}{nanos[0]:>14,.2f}{nanos[1]:>14,.2f}"])
-
-
-def _say(value: Any) -> str:
-    return "–" if value is None else f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
