@@ -114,8 +114,9 @@ class PreparedPostgres:
         deadline = time.monotonic() + timeout_s
         while (attached := _shared_memory_users(self.data)) and time.monotonic() < deadline:
             time.sleep(0.1)
-        if attached == 0:
+        if attached == 0:  # PostgreSQL itself would take any process with the recorded number for the earlier server
             (self.data / "postmaster.pid").unlink(missing_ok=True)
+            (self.socket_folder / f".s.PGSQL.{self.port}.lock").unlink(missing_ok=True)
 
     def accepts_connections(self) -> bool:
         """True once the server takes connections and the roles are in place. Made for a readiness check."""
@@ -420,7 +421,7 @@ def start_error(prepared: PreparedPostgres, words: str) -> Exception:
         return DiskFullError(f"the disk is full: PostgreSQL cannot write to {prepared.data}; free some space")
     if "address already in use" in lower:
         return PortTakenError(f"port {prepared.port} is in use by another program; stop it or choose another port")
-    if "shared memory block" in lower or "postmaster.pid" in lower:
+    if any(sign in lower for sign in ("shared memory block", "postmaster.pid", "using socket file")):
         return _NotYetReleasedError(f"another server still uses {prepared.data}: {words}")
     return EmbeddedError(f"PostgreSQL did not start; {prepared.log} ends with:\n{words}")
 

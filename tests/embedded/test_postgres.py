@@ -87,6 +87,22 @@ def test_rows_port_and_passwords_survive_a_kill(state_dir, without):
     assert not relocated_home((state_dir / "postgres").resolve()).exists()
 
 
+def test_a_number_of_a_killed_server_that_runs_again_keeps_nothing_from_starting(state_dir):
+    """PostgreSQL's socket lock names a process by its number alone: a dying server's, or one given out anew."""
+    first = start_postgres(state_dir)
+    lock = Path(psycopg.conninfo.conninfo_to_dict(first.unix_dsn)["host"]) / f".s.PGSQL.{first.port}.lock"
+    owner = first.data.stat()
+    other = subprocess.Popen(["sleep", "60"], user=owner.st_uid, group=owner.st_gid)  # it heeds those it may signal
+    try:
+        os.kill(first.pid, signal.SIGKILL)
+        lines = lock.read_text().splitlines()
+        lock.write_text("\n".join([str(other.pid), *lines[1:], ""]))
+        assert process_alive(start_postgres(state_dir).pid)
+    finally:
+        other.kill()
+        other.wait()
+
+
 def test_a_second_start_finds_the_running_server(server):
     again = start_postgres(server.data.parents[1])
     assert (again.pid, again.owner_dsn) == (server.pid, server.owner_dsn)
