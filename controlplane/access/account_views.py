@@ -13,7 +13,7 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.utils import timezone
 from django.views.decorators.http import require_POST
 
-from controlplane.access.confirming import confirmed
+from controlplane.access.confirming import confirmed, own_account
 from controlplane.access.forms import TokenForm
 from controlplane.access.models import PersonalToken
 from controlplane.access.queries import factors_of, is_live, sessions_of, tokens_of
@@ -41,7 +41,7 @@ def _access_of(user: User) -> dict[str, Any]:
     }
 
 
-@requires("own.read", before_second_factor=True)
+@own_account
 def account(request: HttpRequest) -> HttpResponse:
     """How the person gets in."""
     user: User = request.user  # type: ignore[assignment]
@@ -57,16 +57,14 @@ def account(request: HttpRequest) -> HttpResponse:
 
 
 @require_POST
-@requires("own.read", before_second_factor=True)
+@own_account
 def session_end(request: HttpRequest, public_id: UUID) -> HttpResponse:
-    user: User = request.user  # type: ignore[assignment]
-    ended = end_sessions(user=user, public_id=str(public_id), actor=actor_of(request), now=timezone.now())
-    messages.success(request, f"Ended the session. {IN_FORCE}" if ended else "That session was over already.")
+    _end_session(request, request.user, public_id)
     return redirect("account")
 
 
 @require_POST
-@requires("own.read", before_second_factor=True)
+@own_account
 def sessions_end(request: HttpRequest) -> HttpResponse:
     """All but the one that asks."""
     user: User = request.user  # type: ignore[assignment]
@@ -101,9 +99,7 @@ def token_new(request: HttpRequest) -> HttpResponse:
 @require_POST
 @requires("own.read")
 def token_revoke(request: HttpRequest, token_id: int) -> HttpResponse:
-    token = get_object_or_404(PersonalToken.objects.select_related("user"), pk=token_id, user=request.user)
-    revoke_token(token=token, actor=actor_of(request), now=timezone.now())
-    messages.success(request, f"Revoked {token.name}: its next call is refused.")
+    _revoke(request, request.user, token_id)
     return redirect("account")
 
 
@@ -117,9 +113,7 @@ def member_access(request: HttpRequest, member_id: int) -> HttpResponse:
 @require_POST
 @requires("member.write")
 def member_session_end(request: HttpRequest, member_id: int, public_id: UUID) -> HttpResponse:
-    member = member_for(member_id)
-    ended = end_sessions(user=member.user, public_id=str(public_id), actor=actor_of(request), now=timezone.now())
-    messages.success(request, f"Ended the session. {IN_FORCE}" if ended else "That session was over already.")
+    _end_session(request, member_for(member_id).user, public_id)
     return redirect("member-access", member_id)
 
 
@@ -151,8 +145,17 @@ def member_factors_remove(request: HttpRequest, member_id: int) -> HttpResponse:
 @require_POST
 @requires("member.write")
 def member_token_revoke(request: HttpRequest, member_id: int, token_id: int) -> HttpResponse:
-    member = member_for(member_id)
-    token = get_object_or_404(PersonalToken.objects.select_related("user"), pk=token_id, user=member.user)
+    _revoke(request, member_for(member_id).user, token_id)
+    return redirect("member-access", member_id)
+
+
+def _end_session(request: HttpRequest, user: Any, public_id: UUID) -> None:
+    ended = end_sessions(user=user, public_id=str(public_id), actor=actor_of(request), now=timezone.now())
+    messages.success(request, f"Ended the session. {IN_FORCE}" if ended else "That session was over already.")
+
+
+def _revoke(request: HttpRequest, user: Any, token_id: int) -> None:
+    """Raises Http404 for a token that is not this person's."""
+    token = get_object_or_404(PersonalToken.objects.select_related("user"), pk=token_id, user=user)
     revoke_token(token=token, actor=actor_of(request), now=timezone.now())
     messages.success(request, f"Revoked {token.name}: its next call is refused.")
-    return redirect("member-access", member_id)

@@ -1,4 +1,4 @@
-"""`@confirmed`: who changes how they get in has shown within five minutes who they are."""
+"""Guards of one's own account. `@confirmed`: who changes how they get in has shown within five minutes who they are."""
 
 import functools
 from collections.abc import Callable
@@ -16,8 +16,11 @@ from django.urls import reverse
 from django.utils.http import urlencode
 
 from controlplane.access.session_store import SECOND_FACTOR
+from controlplane.tenants.access import requires
 
 View = Callable[..., HttpResponseBase]
+own_account = requires("own.read", before_second_factor=True)
+"""For pages by which somebody who lacks a second factor gets one."""
 
 
 def confirmed(view: View) -> View:

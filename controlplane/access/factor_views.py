@@ -14,19 +14,31 @@ from django.db import transaction
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from django.shortcuts import get_object_or_404, redirect
+from django.urls import reverse
 from django.utils import timezone
 from django.views.decorators.http import require_POST
 
-from controlplane.access.confirming import confirmed
+from controlplane.access.confirming import confirmed, own_account
 from controlplane.access.queries import factors_of
 from controlplane.access.session_store import SECOND_FACTOR
 from controlplane.access.sign_in_views import NeedsCache
 from controlplane.audit.actions import record
 from controlplane.audit.actors import actor_of
-from controlplane.tenants.access import requires
 
 
-class AddApp(NeedsCache, ActivateTOTPView):
+class _Add(NeedsCache):
+    """The page of a factor that is added; the first of all leads on to its recovery codes."""
+
+    did_generate_recovery_codes: bool
+
+    def form_invalid(self, form: Any) -> HttpResponse:
+        return self.render_to_response(self.get_context_data(form=form), status=400)  # type: ignore[attr-defined]
+
+    def get_success_url(self) -> str:
+        return reverse("mfa_view_recovery_codes" if self.did_generate_recovery_codes else "account")
+
+
+class AddApp(_Add, ActivateTOTPView):
     """A secret as a picture and as letters, and a code that shows that the app took it."""
 
     template_name = "access/totp_add.html"
@@ -44,14 +56,8 @@ class AddApp(NeedsCache, ActivateTOTPView):
         messages.success(self.request, "Your authenticator app is set up. It is asked for from the next sign-in on.")
         return answer
 
-    def form_invalid(self, form: Any) -> HttpResponse:
-        return self.render_to_response(self.get_context_data(form=form), status=400)
 
-    def get_success_url(self) -> str:
-        return _after(self.did_generate_recovery_codes)
-
-
-class AddPasskey(NeedsCache, AddWebAuthnView):
+class AddPasskey(_Add, AddWebAuthnView):
     """A key in this device, on a stick, or in the phone."""
 
     template_name = "access/passkey_add.html"
@@ -63,12 +69,6 @@ class AddPasskey(NeedsCache, AddWebAuthnView):
         self.request.session[SECOND_FACTOR] = True
         messages.success(self.request, f"Added the passkey {form.cleaned_data['name']}.")
         return answer
-
-    def form_invalid(self, form: Any) -> HttpResponse:
-        return self.render_to_response(self.get_context_data(form=form), status=400)
-
-    def get_success_url(self) -> str:
-        return _after(self.did_generate_recovery_codes)
 
 
 class Codes(ViewRecoveryCodesView):
@@ -82,17 +82,13 @@ class Codes(ViewRecoveryCodesView):
         return super().dispatch(request, *args, **kwargs)
 
 
-def _own(view: Any) -> Any:
-    return requires("own.read", before_second_factor=True)(view)
-
-
-app_add = _own(confirmed(AddApp.as_view()))
-passkey_add = _own(confirmed(AddPasskey.as_view()))
-codes = _own(confirmed(Codes.as_view()))
+app_add = own_account(confirmed(AddApp.as_view()))
+passkey_add = own_account(confirmed(AddPasskey.as_view()))
+codes = own_account(confirmed(Codes.as_view()))
 
 
 @require_POST
-@_own
+@own_account
 @confirmed
 def app_remove(request: HttpRequest) -> HttpResponse:
     row = get_object_or_404(Authenticator, user=request.user, type=Authenticator.Type.TOTP)
@@ -103,7 +99,7 @@ def app_remove(request: HttpRequest) -> HttpResponse:
 
 
 @require_POST
-@_own
+@own_account
 @confirmed
 def passkey_remove(request: HttpRequest, pk: int) -> HttpResponse:
     row = get_object_or_404(Authenticator, user=request.user, type=Authenticator.Type.WEBAUTHN, pk=pk)
@@ -114,7 +110,7 @@ def passkey_remove(request: HttpRequest, pk: int) -> HttpResponse:
 
 
 @require_POST
-@_own
+@own_account
 @confirmed
 def codes_new(request: HttpRequest) -> HttpResponse:
     """Other recovery codes; those before stop working."""
@@ -125,11 +121,6 @@ def codes_new(request: HttpRequest) -> HttpResponse:
         code_flows.generate_recovery_codes(request)
         _record(request, "factor.codes", after={"kind": "recovery codes"})
     return redirect("mfa_view_recovery_codes")
-
-
-def _after(made_codes: bool) -> str:
-    from_names = {True: "mfa_view_recovery_codes", False: "account"}
-    return redirect(from_names[made_codes]).url
 
 
 def _removed(request: HttpRequest, said: str) -> HttpResponse:

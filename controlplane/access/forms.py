@@ -4,9 +4,9 @@ from typing import Any
 
 from django import forms
 
+from controlplane.access import invitation_actions
 from controlplane.access.token_actions import DAYS_MAX, allowed_to
-from controlplane.tenants.forms import offer_tenants
-from controlplane.tenants.models import Tenant
+from controlplane.tenants.forms import TenantOfRole
 from controlplane.tenants.roles import Role
 
 READS = "reads"
@@ -52,19 +52,10 @@ class InvitationForm(forms.Form):
     email = forms.EmailField(label="Email", help_text="Who signs in with a provider is known by it.")
     full_name = forms.CharField(label="Full name", max_length=150, required=False)
     role = forms.ChoiceField(label="Role", choices=[(role.value, role.value) for role in Role], initial="viewer")
-    tenant = forms.ModelChoiceField(
-        label="Tenant",
-        queryset=Tenant.objects.none(),
-        required=False,
-        to_field_name="slug",
-        empty_label="None",
-        help_text="Only for the role tenant.",
+    tenant = TenantOfRole()
+    days = forms.IntegerField(
+        label="Days that the link works", min_value=1, max_value=invitation_actions.DAYS_MAX, initial=7
     )
-    days = forms.IntegerField(label="Days that the link works", min_value=1, max_value=30, initial=7)
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        offer_tenants(self)
 
 
 class AcceptForm(forms.Form):

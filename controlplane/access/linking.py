@@ -16,7 +16,7 @@ from controlplane.access.invitation_actions import admit
 from controlplane.access.models import Invitation
 from controlplane.access.queries import open_invitations
 from controlplane.audit.actions import record
-from controlplane.audit.actors import Actor
+from controlplane.audit.actors import actor_for
 from controlplane.tenants.access import role_of
 
 # Any fixed number, as the first half of the locks on addresses.
@@ -104,6 +104,6 @@ def _link(account: SocialAccount, user: User, now: datetime, request_id: str) ->
     account.user = user
     account.save()
     record(
-        actor=Actor(user.pk, user.username, role_of(user) or "", request_id), action="member.link", noun="member",
+        actor=actor_for(user, request_id), action="member.link", noun="member",
         object_id=user.username[:80], after={"provider": account.provider, "subject": account.uid}, now=now,
     )  # fmt: skip

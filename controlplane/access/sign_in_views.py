@@ -24,11 +24,12 @@ from django.utils import timezone
 from django.utils.http import urlencode
 from redis.exceptions import RedisError
 
+from controlplane.access.confirming import own_account
 from controlplane.access.queries import factors_of
 from controlplane.audit.actions import record
-from controlplane.audit.actors import Actor
+from controlplane.audit.actors import actor_for
 from controlplane.tenants import throttle
-from controlplane.tenants.access import public, requires, role_of
+from controlplane.tenants.access import public
 from controlplane.web.views import error_response, too_many_requests
 
 NO_CACHE = "The cache that counts tries does not answer. Try again in a minute; if it stays so, tell your operator."
@@ -98,7 +99,7 @@ class SecondFactor(NeedsCache, AuthenticateView):
         if used is not None and used.type == Authenticator.Type.RECOVERY_CODES:
             left = factors_of(user).codes
             record(
-                actor=Actor(user.pk, user.username, role_of(user) or "", getattr(self.request, "request_id", "")),
+                actor=actor_for(user, getattr(self.request, "request_id", "")),
                 action="member.recovery_code", noun="member", object_id=user.username[:80],
                 after={"codes_left": left}, now=timezone.now(),
             )  # fmt: skip
@@ -149,20 +150,16 @@ class ConfirmPasskey(_Confirm, ReauthenticateWebAuthnView):
         return redirect(self.request.get_full_path())
 
 
-def _own(view: Any) -> Any:
-    return requires("own.read", before_second_factor=True)(view)
-
-
 sign_in = public(SignIn.as_view())
 sign_out = public(LogoutView.as_view(next_page="login"))
 second_factor = public(SecondFactor.as_view())
 passkey_alone = public(PasskeyAlone.as_view())
-confirm_password = _own(ConfirmPassword.as_view())
-confirm_code = _own(ConfirmCode.as_view())
-confirm_passkey = _own(ConfirmPasskey.as_view())
+confirm_password = own_account(ConfirmPassword.as_view())
+confirm_code = own_account(ConfirmCode.as_view())
+confirm_passkey = own_account(ConfirmPasskey.as_view())
 
 
-@requires("own.read", before_second_factor=True)
+@own_account
 def sign_in_again(request: HttpRequest) -> HttpResponse:
     """For people without a password: what they came by is asked again, by signing in anew."""
     if request.method == "POST":

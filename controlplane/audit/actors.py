@@ -3,6 +3,7 @@
 import getpass
 from dataclasses import dataclass
 
+from django.contrib.auth.models import User
 from django.core.exceptions import ObjectDoesNotExist
 from django.http import HttpRequest
 
@@ -23,14 +24,18 @@ class Actor:
 
 def actor_of(request: HttpRequest) -> Actor:
     """The person behind a request. Raises ValueError when nobody is signed in: guard the view first."""
-    user = request.user
-    if not user.is_authenticated:
+    if not request.user.is_authenticated:
         raise ValueError("nobody is signed in: the view lacks its guard")
+    return actor_for(request.user, getattr(request, "request_id", ""))
+
+
+def actor_for(user: User, request_id: str) -> Actor:
+    """A person who is known but not, or not yet, signed in by the request."""
     try:
-        role = user.member.role  # type: ignore[union-attr]
+        role = user.member.role  # type: ignore[attr-defined]
     except ObjectDoesNotExist:
         role = ""
-    return Actor(id=user.pk, name=user.get_username(), role=role, request_id=getattr(request, "request_id", ""))
+    return Actor(id=user.pk, name=user.get_username(), role=role, request_id=request_id)
 
 
 def command_actor() -> Actor:

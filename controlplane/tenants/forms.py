@@ -147,6 +147,23 @@ class RotateForm(forms.Form):
         return timedelta(hours=self.cleaned_data["overlap_hours"])
 
 
+class TenantOfRole(forms.ModelChoiceField):
+    """The tenant of a person with the role tenant, by its slug; archived ones are not offered."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            Tenant.objects.exclude(state=Tenant.State.ARCHIVED).order_by("slug"),
+            label="Tenant",
+            required=False,
+            to_field_name="slug",
+            empty_label="None",
+            help_text="Only for the role tenant.",
+        )
+
+    def label_from_instance(self, obj: Tenant) -> str:
+        return obj.slug
+
+
 class MemberForm(forms.Form):
     """A new person."""
 
@@ -154,42 +171,20 @@ class MemberForm(forms.Form):
     full_name = forms.CharField(label="Full name", max_length=150, required=False)
     email = forms.EmailField(label="Email", required=False)
     role = forms.ChoiceField(label="Role", choices=[(role.value, role.value) for role in Role], initial="viewer")
-    tenant = forms.ModelChoiceField(
-        label="Tenant",
-        queryset=Tenant.objects.none(),
-        required=False,
-        to_field_name="slug",
-        empty_label="None",
-        help_text="Only for the role tenant.",
-    )
+    tenant = TenantOfRole()
     password = forms.CharField(
         label="First password",
         widget=forms.PasswordInput(attrs={"autocomplete": "new-password"}),
         help_text="At least 12 characters. Hand it over in person and have it changed.",
     )
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        offer_tenants(self)
-
 
 class MemberEditForm(forms.Form):
     """Role and tenant of a person."""
 
     role = forms.ChoiceField(label="Role", choices=[(role.value, role.value) for role in Role])
-    tenant = forms.ModelChoiceField(
-        label="Tenant",
-        queryset=Tenant.objects.none(),
-        required=False,
-        to_field_name="slug",
-        empty_label="None",
-        help_text="Only for the role tenant.",
-    )
+    tenant = TenantOfRole()
     version = forms.IntegerField(widget=forms.HiddenInput)
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        offer_tenants(self)
 
 
 class PasswordForm(forms.Form):
@@ -224,12 +219,6 @@ def key_initial(key: ApiKey) -> dict[str, Any]:
 
 def member_initial(member: Member) -> dict[str, Any]:
     return {"role": member.role, "tenant": member.tenant, "version": member.version}
-
-
-def offer_tenants(form: forms.Form) -> None:
-    field = form.fields["tenant"]
-    field.queryset = Tenant.objects.exclude(state=Tenant.State.ARCHIVED).order_by("slug")  # type: ignore[attr-defined]
-    field.label_from_instance = lambda row: row.slug  # type: ignore[attr-defined]
 
 
 def _with(choices: list[tuple[str, str]], held: list[str]) -> list[tuple[str, str]]:
