@@ -1,5 +1,7 @@
 """Invitations: making, withdrawing, and the page that a link opens."""
 
+import math
+
 from django.conf import settings
 from django.contrib import messages
 from django.core.exceptions import ValidationError
@@ -71,8 +73,9 @@ def invitation_withdraw(request: HttpRequest, invitation_id: int) -> HttpRespons
 def invitation(request: HttpRequest, secret: str) -> HttpResponse:
     """What the link opens: a name and a password, or the way to a provider."""
     now = timezone.now()
-    if not throttle.enter("invitation", request.META.get("REMOTE_ADDR", ""), now, limits=throttle.PAGE_LIMITS).open:
-        return too_many_requests(request, retry_after=throttle.WINDOW_S)
+    gate = throttle.enter("invitation", request.META.get("REMOTE_ADDR", ""), now, limits=throttle.PAGE_LIMITS)
+    if gate.try_again_at is not None:
+        return too_many_requests(request, retry_after=math.ceil((gate.try_again_at - now).total_seconds()))
     row = invitation_by_secret(secret, now)
     if row is None:
         return error_response(request, 404, detail=NO_LINK)

@@ -7,9 +7,10 @@ import hashlib
 import logging
 import time
 
-from django.core.cache import cache
 from redis.exceptions import RedisError
 from rest_framework.exceptions import Throttled
+
+from controlplane.tenants.throttle import count_in
 
 log = logging.getLogger(__name__)
 WINDOW_S = 60
@@ -24,9 +25,8 @@ def enter(token_id: int | None, address: str) -> None:
     wrong = hashlib.sha256(address.encode()).hexdigest()[:24]
     key = f"token:wrong:{window}:{wrong}" if token_id is None else f"token:{window}:{token_id}"
     try:
-        cache.add(key, 0, timeout=2 * WINDOW_S)
-        count = cache.incr(key)
-    except (RedisError, OSError, ValueError) as error:
+        count = count_in(key, WINDOW_S)
+    except (RedisError, OSError) as error:
         log.warning("cache unreachable, calls of tokens are not counted: %s", error)
         return
     if count > (WRONG_MAX if token_id is None else CALLS_MAX):

@@ -39,7 +39,7 @@ def enter(name: str, address: str, now: datetime, *, limits: Mapping[str, int] =
     """Counts one try and says whether it may go on."""
     window = int(now.timestamp()) // WINDOW_S
     try:
-        counts = {what: _count(key) for what, key in _keys(name, address, window).items()}
+        counts = {what: count_in(key, WINDOW_S) for what, key in _keys(name, address, window).items()}
     except (RedisError, OSError) as error:
         log.warning("cache unreachable, sign-in is slowed down: %s", error)
         return _slowly(now)
@@ -67,12 +67,13 @@ def _keys(name: str, address: str, window: int) -> dict[str, str]:
     }
 
 
-def _count(key: str) -> int:
-    cache.add(key, 0, timeout=2 * WINDOW_S)
+def count_in(key: str, window_s: int) -> int:
+    """Counts one more under a key that names its window, and says how many those are. Raises RedisError, OSError."""
+    cache.add(key, 0, timeout=2 * window_s)
     try:
         return cache.incr(key)
     except ValueError:  # evicted between the two calls
-        cache.add(key, 1, timeout=2 * WINDOW_S)
+        cache.add(key, 1, timeout=2 * window_s)
         return 1
 
 

@@ -9,6 +9,7 @@ from django.test import Client
 
 from controlplane.tenants import throttle
 from tests import factories
+from tests.windows import begin_in_one_window
 
 PASSWORD = "correct horse battery"
 
@@ -37,7 +38,13 @@ def sign_in(name: str = "viewer", password: str = PASSWORD, address: str = "192.
     return (client or Client(REMOTE_ADDR=address)).post("/sign-in/", {"username": name, "password": password})
 
 
+@pytest.fixture
+def one_window():
+    begin_in_one_window(throttle.WINDOW_S, 15)
+
+
 @pytest.mark.django_db
+@pytest.mark.usefixtures("one_window")
 class TestTries:
     def test_the_right_password_leads_to_the_start(self, people):
         response = sign_in()
