@@ -3,7 +3,19 @@
 from dataclasses import dataclass
 from datetime import datetime
 
-from django.db.models import Case, CharField, F, OuterRef, Q, QuerySet, Subquery, Value, When
+from django.db.models import (
+    BooleanField,
+    Case,
+    CharField,
+    ExpressionWrapper,
+    F,
+    OuterRef,
+    Q,
+    QuerySet,
+    Subquery,
+    Value,
+    When,
+)
 from django.db.models.functions import Cast
 
 from controlplane.audit.chain import GENESIS, chained_hash
@@ -79,24 +91,23 @@ def _carried() -> Q:
 
 
 def with_revision(rows: QuerySet[AuditEntry]) -> QuerySet[AuditEntry]:
-    """Adds `went_out`: the revision that carried the change, as text; null for one that waits for a push, or that no
-    revision carries."""
+    """Adds `carried`: whether a revision takes the change to agents; and `went_out`: the one that did, as text, null
+    for a change that waits for a push or that no revision carries."""
     first = CarriedRevision.objects.filter(through_id__gte=OuterRef("pk")).order_by("through_id")
     return rows.annotate(
+        carried=ExpressionWrapper(_carried(), output_field=BooleanField()),
         went_out=Case(
             When(noun="revision", then=F("object_id")),
-            When(_carried(), then=Cast(Subquery(first.values("revision")[:1]), CharField())),
+            When(carried=True, then=Cast(Subquery(first.values("revision")[:1]), CharField())),
             default=Value(None),
             output_field=CharField(),
-        )
+        ),
     )
 
 
 def waits_for_push(entry: AuditEntry) -> bool:
     """Whether an entry of `with_revision` is of policy and in no revision yet."""
-    carried = entry.noun in CARRIED_NOUNS or entry.action in CARRIED_ACTIONS
-    at_once = entry.action in AT_ONCE or entry.action.startswith(LENDING)
-    return carried and not at_once and getattr(entry, "went_out", None) is None
+    return entry.carried and entry.went_out is None  # type: ignore[attr-defined, no-any-return]
 
 
 def of_revision(number: int) -> Q:
