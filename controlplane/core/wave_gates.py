@@ -124,27 +124,19 @@ def judge_wave(limits: GateLimits, facts: WaveFacts, now_us: int) -> WaveVerdict
 
 def _refusals(limits: GateLimits, facts: WaveFacts) -> GateReading:
     allowed = limits.refusals_allowed(facts.agents)
-    failed = facts.refused > allowed
     why = f"{_agents(facts.refused)} of {facts.agents} refused it, {allowed} may: {facts.first_refusal}"
-    return GateReading(
-        Gate.REFUSALS,
-        GateState.FAILED if failed else GateState.HELD,
-        str(facts.refused),
-        f"at most {allowed} of {facts.agents}",
-        why if failed else "",
-    )
+    return _at_most(Gate.REFUSALS, facts.refused, allowed, f"at most {allowed} of {facts.agents}", why)
 
 
 def _silence(limits: GateLimits, facts: WaveFacts) -> GateReading:
-    failed = facts.silent > limits.silent_most
     why = f"{_agents(facts.silent)} fell silent after it was sent, {limits.silent_most} may"
-    return GateReading(
-        Gate.SILENCE,
-        GateState.FAILED if failed else GateState.HELD,
-        str(facts.silent),
-        f"at most {limits.silent_most}",
-        why if failed else "",
-    )
+    return _at_most(Gate.SILENCE, facts.silent, limits.silent_most, f"at most {limits.silent_most}", why)
+
+
+def _at_most(gate: Gate, agents: int, allowed: int, limit: str, why: str) -> GateReading:
+    if agents > allowed:
+        return GateReading(gate, GateState.FAILED, str(agents), limit, why)
+    return GateReading(gate, GateState.HELD, str(agents), limit)
 
 
 def _answers(limits: GateLimits, facts: WaveFacts) -> GateReading:

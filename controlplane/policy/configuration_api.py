@@ -15,12 +15,10 @@ from controlplane.audit.actors import actor_of
 from controlplane.audit.reasons import REASON_CHARS_MAX
 from controlplane.policy.apply_plan import Plan
 from controlplane.policy.applying import apply, export_text, prepare
-from controlplane.policy.models import SigningKey
-from controlplane.policy.queries import successions
+from controlplane.policy.queries import public_keys, successions
 from controlplane.policy.yaml_lines import BYTES_MOST, Unreadable
 from controlplane.tenants.access import may
 from controlplane.tenants.rest import checked
-from controlplane.wire.signing import to_text
 
 
 class ConfigurationSerializer(serializers.Serializer):
@@ -136,32 +134,12 @@ class SigningKeysView(APIView):
 
     @extend_schema(responses=SigningKeysSerializer)
     def get(self, request: Request) -> Response:
-        keys = [
-            {
-                "use": row.use,
-                "kid": row.kid,
-                "public_key": to_text(bytes(row.public_key)),
-                "created_at": row.created_at,
-                "revoked_at": row.revoked_at,
-            }
-            for row in SigningKey.objects.order_by("use", "created_at")
-        ]
-        return Response(SigningKeysSerializer({"keys": keys, "successions": successions()}).data)
+        return Response(SigningKeysSerializer({"keys": public_keys(), "successions": successions()}).data)
 
 
 def _answer(plan: Plan, *, against: str | None, applied: bool) -> dict[str, Any]:
-    steps = [
-        {
-            "verb": step.verb.value,
-            "section": step.section,
-            "subject": step.subject,
-            "sentence": step.sentence,
-            "line": step.line,
-        }
-        for step in plan.steps
-    ]
-    modes = {name: mode.value for name, mode in plan.modes.items()}
-    return {"steps": steps, "modes": modes, "against": against, "applied": applied}
+    said = {"steps": plan.steps, "modes": plan.modes, "against": against, "applied": applied}
+    return dict(ConfigurationPlanSerializer(said).data)
 
 
 def _refused(error: Unreadable) -> Refused:

@@ -140,6 +140,26 @@ def signing_keys() -> dict[str, str]:
     return {f"{row.use}:{row.kid}": to_text(bytes(row.public_key)) for row in rows}
 
 
+@dataclass(frozen=True)
+class PublicKey:
+    """The public half of a signing key, as base64url; `predecessor` is the key id that signed it, "" for none."""
+
+    use: str
+    kid: str
+    public_key: str
+    created_at: datetime
+    revoked_at: datetime | None
+    predecessor: str
+
+
+def public_keys() -> list[PublicKey]:
+    """Of all signing keys, by use, oldest first."""
+    return [
+        PublicKey(row.use, row.kid, to_text(bytes(row.public_key)), row.created_at, row.revoked_at, row.predecessor)
+        for row in SigningKey.objects.order_by("use", "created_at")
+    ]
+
+
 def successions() -> list[Succession]:
     """Every key that was signed by the one before it, oldest first: public, for whoever checks bundles offline."""
     rows = SigningKey.objects.filter(predecessor_signature__isnull=False).order_by("use", "created_at")

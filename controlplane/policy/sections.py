@@ -10,6 +10,7 @@ from typing import Any
 from django.contrib.postgres.fields import ArrayField
 from django.db import models
 
+from controlplane.budgets import actions as budgets
 from controlplane.budgets.models import Budget
 from controlplane.contracts.actions import CLASS_FIELDS, VERSION_FIELDS
 from controlplane.contracts.models import Contract, ContractVersion, WorkloadClass
@@ -18,11 +19,13 @@ from controlplane.fleet.models import Pool, Slot
 from controlplane.ledger.rate_queries import cost_rates, rate_cards
 from controlplane.ledger.rates import CARD_FIELDS
 from controlplane.policy.configuration import instant
+from controlplane.tenants import actions as tenants
 from controlplane.tenants.models import Tenant
 
 FORM = 1
-TENANT_FIELDS = ("name", "weight", "max_concurrency", "classes", "model_names", "outage_posture", "cost_centre")
-BUDGET_FIELDS = ("limit_nanos", "hard", "thresholds_percent", "period", "anchor_day", "zone")
+# What an action edits; a parent and a budget's key are named in a file, not numbered.
+TENANT_FIELDS = tuple(name for name in tenants.EDITABLE if name != "parent_id")
+BUDGET_FIELDS = (*(name for name in budgets.EDITABLE if name != "name"), "period", "anchor_day", "zone")
 
 Item = dict[str, Any]
 Key = tuple[str, ...]

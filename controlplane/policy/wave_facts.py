@@ -41,7 +41,17 @@ def facts_of(rollout: Rollout, wave: Wave, now: datetime) -> WaveFacts:
     rows: list[Any] = list(
         Delivery.objects.filter(rollout=rollout, wave=wave.number)
         .order_by("agent__name")
-        .values("agent_id", "agent__name", "state", "sent_at", "answered_at", "reason", "agent__live__reported_at")
+        .values(
+            "agent_id",
+            "agent__name",
+            "agent__pool_id",
+            "agent__pool__slug",
+            "state",
+            "sent_at",
+            "answered_at",
+            "reason",
+            "agent__live__reported_at",
+        )
     )
     by_state = {state: [row for row in rows if row["state"] == state] for state in Delivery.State.values}
     silent = {row["agent_id"] for row in rows if _fell_silent(row, now)}
@@ -59,7 +69,7 @@ def facts_of(rollout: Rollout, wave: Wave, now: datetime) -> WaveFacts:
         outstanding=len(outstanding),
         answered_us=None if outstanding else to_us(max(answers, default=wave.sent_at or now)),
         first_refusal=f"{refused[0]['agent__name']} says: {refused[0]['reason']}" if refused else "",
-        contracts=_contracts(rollout, {row["agent_id"] for row in rows}, wave, now),
+        contracts=_contracts(rollout, rows, wave, now),
     )
 
 
@@ -79,12 +89,13 @@ def _fleet_speaks(now: datetime) -> bool:
     return 2 * sum(now - at <= SILENT_AFTER for at in heard) >= len(heard)
 
 
-def _contracts(rollout: Rollout, agent_ids: set[int], wave: Wave, now: datetime) -> tuple[ContractCounts, ...]:
+def _contracts(rollout: Rollout, rows: list[Any], wave: Wave, now: datetime) -> tuple[ContractCounts, ...]:
     if rollout.burn_most is None or wave.sent_at is None:
         return ()
-    versions = _promised(rollout, agent_ids, now)
-    expected = _expected(versions, rollout, agent_ids, wave.sent_at)
-    counted = _counted(rollout, agent_ids)
+    pools = {row["agent__pool_id"]: row["agent__pool__slug"] for row in rows}
+    versions = _promised(rollout, set(pools.values()), now)
+    expected = _expected(versions, set(pools), wave.sent_at)
+    counted = _counted(rollout, {row["agent_id"] for row in rows})
     found = []
     for version in versions:
         totals, bad = counted.get(version.pk, (Totals(), 0))
@@ -96,12 +107,12 @@ def _contracts(rollout: Rollout, agent_ids: set[int], wave: Wave, now: datetime)
     return tuple(found)
 
 
-def _promised(rollout: Rollout, agent_ids: set[int], now: datetime) -> list[ContractVersion]:
-    """Latency contracts in force now that the revision holds for the pools of these agents."""
+def _promised(rollout: Rollout, pools: set[str], now: datetime) -> list[ContractVersion]:
+    """Latency contracts in force now that the revision holds for these pools."""
     documents = rollout.revision.configuration["pools"]
     ids = {
         row["version_id"]
-        for slug in _pools(rollout, agent_ids)
+        for slug in pools
         for row in documents.get(slug, {}).get("contracts", [])
         if row["objective"] == ContractVersion.Objective.LATENCY
     }
@@ -112,17 +123,9 @@ def _promised(rollout: Rollout, agent_ids: set[int], now: datetime) -> list[Cont
     return list(newest.values())
 
 
-def _pools(rollout: Rollout, agent_ids: set[int]) -> set[str]:
-    rows = Delivery.objects.filter(rollout=rollout, agent_id__in=agent_ids)
-    return set(rows.values_list("agent__pool__slug", flat=True).distinct())
-
-
-def _expected(
-    versions: Iterable[ContractVersion], rollout: Rollout, agent_ids: set[int], sent_at: datetime
-) -> set[int]:
+def _expected(versions: Iterable[ContractVersion], pool_ids: set[int], sent_at: datetime) -> set[int]:
     """Versions with enough requests in these pools in the hour before the wave: of those silence is no good news."""
     least = {version.pk: version.min_events for version in versions}
-    pool_ids = Delivery.objects.filter(rollout=rollout, agent_id__in=agent_ids).values("agent__pool_id")
     rows = (
         ObjectiveMinute.objects.filter(
             contract_version_id__in=least, pool_id__in=pool_ids, minute__gte=sent_at - EXPECTED_FROM, minute__lt=sent_at

@@ -17,12 +17,19 @@ from controlplane.policy.applying import apply, export_text, prepare
 from controlplane.policy.diff import diff, summary
 from controlplane.policy.models import PolicyBundle, Revision, SigningKey
 from controlplane.policy.pages import Review, review
-from controlplane.policy.queries import bundle, configuration_of, desired, drift, latest_revision, successions
+from controlplane.policy.queries import (
+    bundle,
+    configuration_of,
+    desired,
+    drift,
+    latest_revision,
+    public_keys,
+    successions,
+)
 from controlplane.policy.signing import rotate
 from controlplane.policy.wave_plan import Gates, read_waves
 from controlplane.policy.yaml_lines import Unreadable, read_lines
 from controlplane.tenants.models import Installation
-from controlplane.wire.signing import to_text
 from controlplane.wire.verification import UnverifiedBundle, verify_bundle
 
 UNUSABLE = 2
@@ -175,24 +182,13 @@ class Command(BaseCommand):
         if options["successions"]:
             chain = msgspec.to_builtins(successions())
             return chain, [json.dumps(chain, indent=2)]
-        rows = list(SigningKey.objects.order_by("use", "created_at"))
-        answer = [
-            {
-                "use": row.use,
-                "kid": row.kid,
-                "public_key": to_text(bytes(row.public_key)),
-                "created_at": row.created_at,
-                "revoked_at": row.revoked_at,
-                "predecessor": row.predecessor or None,
-            }
-            for row in rows
-        ]
+        rows = public_keys()
         lines = [
-            f"{row.use:6} {row.kid} {'revoked' if row.revoked_at else 'in use'} {to_text(bytes(row.public_key))}"
+            f"{row.use:6} {row.kid} {'revoked' if row.revoked_at else 'in use'} {row.public_key}"
             + (f" after {row.predecessor}" if row.predecessor else "")
             for row in rows
         ]
-        return answer, lines
+        return [asdict(row) | {"predecessor": row.predecessor or None} for row in rows], lines
 
     def _rotate_key(self, options: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
         kid = rotate(options["use"], timezone.now())
