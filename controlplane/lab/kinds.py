@@ -10,7 +10,7 @@ from controlplane.lab import batching, effect, interference, replay, variants
 
 
 class Kind(NamedTuple):
-    """One question: its arguments, its answer, and the answer in words. `runs`: about how many runs it takes."""
+    """One question: its arguments, its answer, and the answer in words. `runs`: about how many runs are told of."""
 
     help: str
     add_arguments: Callable[[ArgumentParser], None]
@@ -33,7 +33,7 @@ KINDS: Final = {
     "capacity": Kind("slots that a forecast needs, and what breaks first with fewer",
                      variants.add_arguments, variants.capacity, variants.capacity_text, 10),
     "effect": Kind("a recorded load through the policy in force and through a draft, with charges",
-                   effect.add_arguments, effect.effect, effect.text, 2),
+                   effect.add_arguments, effect.effect, effect.text, 1),
 }  # fmt: skip
 
 

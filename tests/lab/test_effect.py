@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from controlplane.core.pricing import RateCard, charge
 from controlplane.lab.asking import ANSWER, answer_bytes
 from controlplane.lab.items import JobSpec
+from controlplane.lab.kinds import KINDS
 from controlplane.lab.load_file import KeptLoad, load_as_bytes, read_load, stretch_of
 from controlplane.lab.policies import bands, document_of
 from controlplane.lab.scenario import Load
@@ -57,7 +58,7 @@ def a_policy(**changes: object) -> PolicyDocument:
     return msgspec.structs.replace(document, rates=[rate])
 
 
-def asked(tmp_path: Path, kept: KeptLoad, draft: PolicyDocument, *more: str) -> dict:
+def asked(tmp_path: Path, kept: KeptLoad, draft: PolicyDocument, *more: str, watch: Watch | None = None) -> dict:
     tmp_path.joinpath("load").write_bytes(load_as_bytes(kept))
     for name, document in (("current.json", a_policy()), ("draft.json", draft)):
         tmp_path.joinpath(name).write_bytes(msgspec.json.encode(document))
@@ -65,7 +66,7 @@ def asked(tmp_path: Path, kept: KeptLoad, draft: PolicyDocument, *more: str) -> 
         "--load", str(tmp_path / "load"), "--current", str(tmp_path / "current.json"), "--draft",
         str(tmp_path / "draft.json"), "--service", "base_ms=50,prompt_us=100,output_us=8000", *more,
     ]  # fmt: skip
-    return json.loads(answer_bytes("effect", arguments))
+    return json.loads(answer_bytes("effect", arguments, watch))
 
 
 def test_the_same_policy_twice_has_no_effect(tmp_path):
@@ -78,6 +79,13 @@ def test_the_same_policy_twice_has_no_effect(tmp_path):
     }  # fmt: skip
 
 
+def test_its_progress_is_of_the_runs_that_are_told_of(tmp_path):
+    told: list[tuple[float, int]] = []
+    watch = Watch(lambda share, over: told.append((share, over)))
+    asked(tmp_path, a_load(), a_policy(), watch=watch)
+    assert watch.runs == KINDS["effect"].runs and max(share for share, _ in told) > 0.9
+
+
 def test_charges_are_those_of_each_completed_request_by_tenant_and_class(tmp_path):
     kept = a_load(items=0)
     answer = asked(tmp_path, kept, a_policy(interactive={"max_prompt_tokens": 1_000}))
@@ -88,15 +96,15 @@ def test_charges_are_those_of_each_completed_request_by_tenant_and_class(tmp_pat
             own = [at for at in range(len(work)) if work.tenant_of[at] == index]
             fits = [at for at in own if work.prompt[at] <= longest]
             assert rows[tenant]["arrivals"] == len(own)
-            assert rows[tenant]["refused"].get("prompt_too_long", 0) == len(own) - len(fits)
-            if sum(rows[tenant]["refused"].values()) == len(own) - len(fits):
-                assert rows[tenant]["charge_nanos"] == sum(
-                    charge(
-                        CARD, prompt_tokens=work.prompt[at], cached_tokens=kept.cached[at],
-                        output_tokens=work.output[at], gpu_us=0,
-                    ).total_nanos
-                    for at in fits
-                )  # fmt: skip
+            too_long = len(own) - len(fits)
+            assert rows[tenant]["refused"] == ({"prompt_too_long": too_long} if too_long else {})
+            assert rows[tenant]["charge_nanos"] == sum(
+                charge(
+                    CARD, prompt_tokens=work.prompt[at], cached_tokens=kept.cached[at],
+                    output_tokens=work.output[at], gpu_us=0,
+                ).total_nanos
+                for at in fits
+            )  # fmt: skip
         assert answer[name]["charge_nanos"] == sum(row["charge_nanos"] for row in rows.values()) > 0
     assert answer["draft"]["charge_nanos"] < answer["current"]["charge_nanos"]
 
