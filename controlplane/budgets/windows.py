@@ -108,11 +108,7 @@ def windows_at(
     With `lock` the rows are locked, in id order. A limit that was changed since, and increases that began or ended,
     take effect here: at once upwards, and as far down as what is settled and leased leaves room.
     """
-    spans: dict[tuple[int, datetime], _Span] = {}
-    for budget, at in wanted:
-        window = window_of(budget, at)
-        known = spans.get((budget.id, window.start))
-        spans[(budget.id, window.start)] = _Span(budget, window.end, at if known is None else max(at, known.at))
+    spans = _spans(wanted)
     if not spans:
         return {}
     keys = sorted(spans)
@@ -137,10 +133,7 @@ def windows_seen(cursor: SqlCursor, wanted: Sequence[tuple[BudgetRow, datetime]]
 
     A window that nobody needed before is whole; its id is 0.
     """
-    spans = {}
-    for budget, at in wanted:
-        window = window_of(budget, at)
-        spans[(budget.id, window.start)] = _Span(budget, window.end, at)
+    spans = _spans(wanted)
     if not spans:
         return []
     keys = sorted(spans)
@@ -161,6 +154,15 @@ class _Span:
     budget: BudgetRow
     ends_at: datetime
     at: datetime
+
+
+def _spans(wanted: Iterable[tuple[BudgetRow, datetime]]) -> dict[tuple[int, datetime], _Span]:
+    spans: dict[tuple[int, datetime], _Span] = {}
+    for budget, at in wanted:
+        window = window_of(budget, at)
+        known = spans.get((budget.id, window.start))
+        spans[(budget.id, window.start)] = _Span(budget, window.end, at if known is None else max(at, known.at))
+    return spans
 
 
 def _read(

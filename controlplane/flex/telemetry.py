@@ -41,7 +41,7 @@ from controlplane.jobs.batch_capacity import efficiencies
 from controlplane.jobs.direct_work import SILENT_S, as_jobs
 from controlplane.jobs.models import Job
 from controlplane.jobs.paid_work import payable
-from controlplane.jobs.queries import MISSED_GRACE, demanded_gpu_us, priced
+from controlplane.jobs.queries import counted_by_deadline, demanded_gpu_us, priced
 
 #: Clocks of web processes may differ by this much from the database's; a report further ahead has no known age.
 CLOCKS_DIFFER_US = SECOND_US
@@ -215,19 +215,17 @@ def _add_jobs(pools: dict[int, PoolReading], now: datetime) -> None:
 
     Batch requests without a job are what the agents, read before, say of them.
     """
-    rows = Job.objects.filter(state=Job.State.RUNNING, pool_id__in=list(pools)).order_by("pk").only(*_JOB_FIELDS)
+    rows = Job.objects.filter(state=Job.State.RUNNING, pool_id__in=list(pools)).only(*_JOB_FIELDS)
     running = {(job.pool_id, str(job.uuid)) for job in rows}
-    counted = [job for job in rows if job.deadline is None or now - job.deadline < MISSED_GRACE]
+    counted = counted_by_deadline(rows, now)
     worth = efficiencies(pools, now)
     for pool_id, efficiency in worth.items():
         pools[pool_id].batch_efficiency = efficiency
     constants = Pool.objects.only("prefill_us_per_token", "decode_us_per_token")
     known = constants.in_bulk({job.pool_id for job in counted})
-    last = datetime.max.replace(tzinfo=now.tzinfo)
-    by_deadline = sorted(counted, key=lambda job: (job.deadline or last, job.pk))
-    paid = payable([priced(job) for job in by_deadline], now)
+    paid = payable([priced(job) for job in counted], now)
     jobs: dict[int, list[BatchJob]] = defaultdict(list)
-    for job in counted:
+    for job in sorted(counted, key=lambda job: job.pk):
         remaining_us = demanded_gpu_us(job, known[job.pool_id], worth.get(job.pool_id, 1.0), paid.get(job.pk))
         if remaining_us:
             name = f"job {job.pk}"

@@ -95,6 +95,13 @@ def demanded_gpu_us(job: Job, pool: Pool, efficiency: float, payable: int | None
     return max(1, round(remaining_us * efficiency))
 
 
+def counted_by_deadline(jobs: Iterable[Job], now: datetime) -> list[Job]:
+    """Those that are backlog, in the order in which money is theirs; without a deadline they come last."""
+    last = datetime.max.replace(tzinfo=now.tzinfo)
+    counted = (job for job in jobs if job.deadline is None or now - job.deadline < MISSED_GRACE)
+    return sorted(counted, key=lambda job: (job.deadline or last, job.pk))
+
+
 def backlog(pool_id: int, now: datetime) -> list[tuple[int, datetime | None]]:
     """(remaining GPU time in us, deadline) of every job of the pool that still counts, in order of its deadline, and
     after them of batch requests that clients sent without a job.
@@ -114,9 +121,7 @@ def direct_backlog(pool_id: int, now: datetime) -> list[tuple[int, datetime | No
 def backlog_jobs(pool_id: int, now: datetime) -> list[tuple[Job, int]]:
     """The jobs in `backlog`, each with its remaining work in us of a slot that is worth one."""
     rows = Job.objects.filter(pool_id=pool_id, state=Job.State.RUNNING).select_related("pool")
-    counted = [job for job in rows if job.deadline is None or now - job.deadline < MISSED_GRACE]
-    last = datetime.max.replace(tzinfo=now.tzinfo)
-    counted.sort(key=lambda job: (job.deadline or last, job.pk))
+    counted = counted_by_deadline(rows, now)
     worth = efficiencies([pool_id], now).get(pool_id, 1.0)
     paid = payable([priced(job) for job in counted], now)
     pairs = [(job, demanded_gpu_us(job, job.pool, worth, paid.get(job.pk))) for job in counted]
