@@ -49,9 +49,7 @@ def values_of(kind: str, values: dict[str, str]) -> dict:
 
 
 def test_records_are_read_by_the_worker_and_the_request_reads_one(served, people):
-    with CaptureQueriesContext(
-        connection,
-    ) as seen:
+    with CaptureQueriesContext(connection) as seen:
         row = asked(people["admin"], "replay", usage_of(served.pool))
     of_records = [query["sql"] for query in seen.captured_queries if '"usage_record"' in query["sql"]]
     assert of_records and all("LIMIT 1" in sql for sql in of_records)

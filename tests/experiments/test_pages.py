@@ -190,7 +190,7 @@ def test_what_cannot_be_asked_is_said_on_its_field_and_input_is_kept(people):
     ):  # fmt: skip
         response = people["admin"].post(reverse("lab-new", args=["interference"]), {**SMALL, **values})
         assert response.status_code == 422 and said in response.text
-        assert "error-summary" in response.text and 'value="0.7"' not in response.text
+        assert "error-summary" in response.text and 'name="objective_ms" value="6000"' in response.text
     bad = people["admin"].post(
         reverse("lab-new", args=["replay"]), {**SMALL, "policy": "reserved", "propose": "nonsense"}
     )
