@@ -118,14 +118,21 @@ def everything(home: Path, *, peers: bool) -> Iterator[tuple[dict[str, Server], 
         yield found, control
 
 
-def interleaved(found: dict[str, Server], scale: Scale, *, stream: bool) -> dict[str, list[dict[str, Any]]]:
-    """Rounds of every server in turn; the first one warms up and does not count."""
+def interleaved(
+    found: dict[str, Server], control: Server, scale: Scale, *, stream: bool
+) -> dict[str, list[dict[str, Any]]]:
+    """Rounds of every server in turn; the first one warms up and does not count.
+
+    What the agent puts off is its cost too: it is counted until every record of the round is at the control plane.
+    """
     rounds: dict[str, list[dict[str, Any]]] = {name: [] for name in found}
     for number in range(scale.rounds + 1):
         for name, server in found.items():
             load = Load(server.port, CONNECTIONS, seconds=scale.seconds, stream=stream, bearer=server.bearer)
             cpu_s = server.cpu_s()
             told = drive(load)
+            if name == "agent":
+                _told_whole(control, server)
             told["cpu_us"] = (server.cpu_s() - cpu_s) / max(1, told["answers"]) * 1e6
             if number:
                 rounds[name].append(told)
@@ -150,9 +157,9 @@ def requests(home: Path, scale: Scale, told: Told) -> None:
     """Whole answers, as fast as 32 clients ask."""
     say(f"\n-- {CONNECTIONS} connections, whole answers of {TOKENS} tokens")
     with everything(home, peers=True) as (found, control):
-        rounds = interleaved(found, scale, stream=False)
+        rounds = interleaved(found, control, scale, stream=False)
         table(rounds, found, stream=False)
-        _check_records(control, found["agent"])
+        say(f"records at the control plane: {_told_whole(control, found['agent']):,}, one for each answer")
     told.tables["requests"] = rounds
     nginx_us = median(rounds["nginx"], "cpu_us") if "nginx" in rounds else None
     for name, goal in (("agent", CPU_GOAL), ("forwarder", CPU_WITHOUT_DECISION_GOAL)):
@@ -163,25 +170,24 @@ def requests(home: Path, scale: Scale, told: Told) -> None:
     told.goals.append(Goal("requests/s, of the peer's", ratio, REQUESTS_PEER_GOAL, "x", at_least=True))
 
 
-def _check_records(control: Server, agent: Server) -> None:
-    """Every answer has its record at the control plane, once."""
+def _told_whole(control: Server, agent: Server) -> int:
+    """Waits until every answer has its record at the control plane, once; how many those are."""
     until = time.monotonic() + 10
     answered = None
     while time.monotonic() < until:
         taken = servers.counts(control)
         answered = servers.completed(agent)
         if taken["completed"] == answered == taken["distinct"]:
-            say(f"records at the control plane: {taken['completed']:,} of {answered:,} answers, each once")
-            return
-        time.sleep(0.5)
+            return answered
+        time.sleep(0.1)
     raise SystemExit(f"the control plane has {taken} for {answered} answers")
 
 
 def streams(home: Path, scale: Scale, told: Told) -> None:
     """Streams whose events come as fast as the inference server can write them."""
     say(f"\n-- {CONNECTIONS} connections, streams of {TOKENS} events without a pause")
-    with everything(home, peers=True) as (found, _):
-        rounds = interleaved(found, scale, stream=True)
+    with everything(home, peers=True) as (found, control):
+        rounds = interleaved(found, control, scale, stream=True)
         table(rounds, found, stream=True)
     told.tables["streams"] = rounds
     rate = median(rounds["agent"], "chunks_per_s")
@@ -239,13 +245,17 @@ def _paced_line(connections: int, rounds: dict[str, list[dict[str, Any]]], told:
 
 
 def jitter(home: Path, scale: Scale, told: Told) -> None:
-    """2,000 streams of 30 tokens/s: how long an event stays in the agent."""
+    """2,000 streams of 30 tokens/s: how long an event stays in the agent, and in nginx on the same core."""
     say("\n-- 2,000 streams of 30 tokens/s: from the inference server's write to the client's socket, per event")
     arguments = ("--tokens", str(30 * 25), "--token-ms", str(1000 / 30), "--stamp")
     with contextlib.ExitStack() as stack:
         inference = stack.enter_context(servers.upstream(home, *arguments))
+        nginx = stack.enter_context(servers.nginx(home, inference))
         agent, _ = stack.enter_context(servers.agent(home, inference, places=4_096))
-        for name, server in (("direct", inference), ("agent", agent)):
+        for name, server in (("direct", inference), ("nginx", nginx), ("agent", agent)):
+            if server is None:
+                say("peer missing: nginx is not installed")
+                continue
             cpu_s, at_s = server.cpu_s(), time.monotonic()
             wanted = Streams(server.port, seconds=min(scale.jitter_s, 15.0))
             one = json.loads(started("benchmarks.agent_jitter", msgspec.json.encode(wanted).decode()))
@@ -290,7 +300,7 @@ def memory(home: Path, scale: Scale, told: Told, marks: tuple[int, ...]) -> None
         agent, control = stack.enter_context(servers.agent(home, inference))
         load = Load(agent.port, CONNECTIONS, requests=marks[-1], marks=list(marks), rss_of=agent.pid)
         one = drive(load)
-        _check_records(control, agent)
+        _told_whole(control, agent)
     say("   ".join(f"after {number:,}: {kib / 1024:.1f} MiB" for number, kib in one["rss_kib"]))
     told.tables["memory"] = one
     told.goals.append(Goal("memory at the end, of the first mark's", _growth(one["rss_kib"]), FLAT_GOAL, "x"))
