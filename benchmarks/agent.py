@@ -202,7 +202,8 @@ def paced(home: Path, scale: Scale, told: Told) -> None:
     with contextlib.ExitStack() as stack:
         inference = stack.enter_context(servers.upstream(home, "--tokens", str(TOKENS), "--token-ms", str(PACE_MS)))
         agent, _ = stack.enter_context(servers.agent(home, inference, places=4_096))
-        found = {"direct": inference, "agent": agent}
+        nginx = stack.enter_context(servers.nginx(home, inference))
+        found = {"direct": inference, **({} if nginx is None else {"nginx": nginx}), "agent": agent}
         probe = _paced_round(agent, inference, 64, scale.seconds)
         busy = max(0.01, probe["busy"])
         half = max(16, min(1_024, int(64 * HALF_LOAD / busy)))
@@ -228,10 +229,10 @@ def _paced_round(server: Server, inference: Server, connections: int, seconds: f
 
 
 def _paced_line(connections: int, rounds: dict[str, list[dict[str, Any]]], told: Told, *, at_half: bool) -> None:
-    added = {}
-    for q in ("p50", "p99"):
-        name = f"ttft_{q}_ms"
-        added[q] = median(rounds["agent"], name) - median(rounds["direct"], name)
+    def adds(server: str, q: str) -> float:
+        return median(rounds[server], f"ttft_{q}_ms") - median(rounds["direct"], f"ttft_{q}_ms")
+
+    added = {q: adds("agent", q) for q in ("p50", "p99")}
     say(
         f"{connections:5d} streams, agent {median(rounds['agent'], 'busy'):4.0%} busy, kept off its core by other "
         f"processes {median(rounds['agent'], 'waited'):4.0%} of the time: "
@@ -239,6 +240,8 @@ def _paced_line(connections: int, rounds: dict[str, list[dict[str, Any]]], told:
         f"p99 {median(rounds['direct'], 'ttft_p99_ms'):7.2f} + {added['p99']:6.3f}   "
         f"(clients and inference server {median(rounds['agent'], 'around'):4.0%} busy on theirs)"
     )
+    if "nginx" in rounds:
+        say(f"{'':5s} nginx on the same core adds p50 {adds('nginx', 'p50'):6.3f}, p99 {adds('nginx', 'p99'):6.3f}")
     if at_half:
         told.goals.append(Goal("added time to first token, p50", added["p50"], TTFT_P50_GOAL_MS, "ms"))
         told.goals.append(Goal("added time to first token, p99", added["p99"], TTFT_P99_GOAL_MS, "ms"))
