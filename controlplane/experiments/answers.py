@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from controlplane.core.capacity import PurchaseReason
+from controlplane.core.money import NANOS_PER_UNIT
 from controlplane.lab.interference import REASONS
 from controlplane.web import figures
 from controlplane.web.numerals import DASH, fixed, money
@@ -240,6 +241,20 @@ def _effect_lines(answer: Answer) -> list[Line]:
     return [*_result_lines(draft), Line("all", "Charges", money(draft["charge_nanos"]))]
 
 
+def _offer_lines(answer: Answer) -> list[Line]:
+    found = [Line("list", "Offers", answer["listed"]), Line("list", "Meet it", len(answer["feasible"]))]
+    for row in answer["feasible"]:
+        of = f"{offer_name(row)}, {row['price']}"
+        found.append(Line(of, "A machine, an hour", row["machine_hour_nanos"] / NANOS_PER_UNIT, 2))
+        found.append(Line(of, "In all", row["total_nanos"] / NANOS_PER_UNIT, 2))
+    return found
+
+
+def offer_name(row: Answer) -> str:
+    """What an offer is called: its cloud, its machine, its GPUs."""
+    return f"{row['cloud']} {row['name']}".strip() + f", {row['gpus']} × {row['gpu']}"
+
+
 LINES: Final[Mapping[str, Callable[[Answer], list[Line]]]] = {
     "interference": _interference_lines,
     "replay": lambda answer: _result_lines(answer["result"]),
@@ -248,6 +263,7 @@ LINES: Final[Mapping[str, Callable[[Answer], list[Line]]]] = {
     "capacity": _capacity_lines,
     "batching": _batching_lines,
     "effect": _effect_lines,
+    "offers": _offer_lines,
 }
 
 

@@ -1,17 +1,24 @@
-"""REST of experiments: ask, look, cancel, ask again. The answer is the one that is stored."""
+"""REST of experiments: ask, look, cancel, ask again. The answer is the one that is stored.
+
+A question with a file is a form (multipart/form-data) whose `parameters` are one JSON object.
+"""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from django.core.exceptions import ValidationError
+from django.core.files.uploadedfile import UploadedFile
 from django.db.models import QuerySet
 from django.utils import timezone
+from django.utils.datastructures import MultiValueDict
 from drf_spectacular.utils import OpenApiResponse, extend_schema, extend_schema_field
 from rest_framework import serializers, status
 from rest_framework.decorators import action
 from rest_framework.exceptions import APIException
 from rest_framework.mixins import ListModelMixin, RetrieveModelMixin
+from rest_framework.parsers import JSONParser, MultiPartParser
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.viewsets import GenericViewSet
@@ -74,6 +81,15 @@ class AskSerializer(serializers.Serializer):
     parameters = serializers.DictField(required=False, default=dict)
 
 
+class AskWithFileSerializer(serializers.Serializer):
+    """The same as a form, with the file that the page takes: a trace with `source` `file`, or a list of offers."""
+
+    kind = serializers.ChoiceField(Experiment.Kind.choices)
+    title = serializers.CharField(max_length=120)
+    parameters = serializers.CharField(required=False, help_text="a JSON object")
+    file = serializers.FileField(required=False)
+
+
 class ExperimentViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet):
     """Experiments of the lab, newest first."""
 
@@ -83,6 +99,7 @@ class ExperimentViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet):
     ordering_fields = ("id", "created_at")
     ordering = ("-id",)
     lookup_value_regex = r"\d{1,18}"
+    parser_classes = (JSONParser, MultiPartParser)
 
     def get_queryset(self) -> QuerySet[Experiment]:
         rows = Experiment.objects.select_related("result")
@@ -91,15 +108,21 @@ class ExperimentViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet):
     def get_serializer_class(self) -> type[serializers.BaseSerializer]:
         return AnsweredSerializer if self.action == "retrieve" else ExperimentSerializer
 
-    @extend_schema(request=AskSerializer, responses={201: ExperimentSerializer})
+    @extend_schema(
+        request={"application/json": AskSerializer, "multipart/form-data": AskWithFileSerializer},
+        responses={201: ExperimentSerializer},
+    )
     @writes
     def create(self, request: Request) -> Response:
-        asked = AskSerializer(data=request.data)
+        data, file = _parts(request)
+        asked = AskSerializer(data=data)
         asked.is_valid(raise_exception=True)
         given, now = asked.validated_data, timezone.now()
+        values = _values(given, file, now)
         row = actions.ask(
-            kind=given["kind"], title=given["title"], values=_values(given, now), actor=actor_of(request), now=now
-        )
+            kind=given["kind"], title=given["title"], values=values, actor=actor_of(request), now=now,
+            upload=None if file is None else file.read(),
+        )  # fmt: skip
         ring("experiments.run", experiment_id=row.pk)
         return Response(ExperimentSerializer(row).data, status=status.HTTP_201_CREATED)
 
@@ -125,21 +148,35 @@ class ExperimentViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet):
         return Response(ExperimentSerializer(row).data, status=status.HTTP_201_CREATED)
 
 
-def _values(given: dict[str, Any], now: Any) -> dict[str, Any]:
+def _parts(request: Request) -> tuple[Any, UploadedFile | None]:
+    """The body as one of JSON would be, and its file. Raises ValidationError for parameters that are no JSON object."""
+    if not request.content_type.startswith("multipart/"):
+        return request.data, None
+    form: Any = request.data
+    data = {name: value for name, value in form.items() if name not in ("file", "parameters")}
+    try:
+        data["parameters"] = json.loads(form.get("parameters") or "{}")
+    except (TypeError, ValueError, RecursionError):
+        raise ValidationError({"parameters": "Send one JSON object."}) from None
+    return data, request.FILES.get("file")
+
+
+def _values(given: dict[str, Any], file: UploadedFile | None, now: Any) -> dict[str, Any]:
     """The cleaned values of the kind's form. Raises ValidationError by field, for unknown ones too."""
     form_class, parameters = FORMS[given["kind"]], given["parameters"]
     known = {name: field for name, field in form_class.base_fields.items() if name not in ("title", "file")}
     if unknown := sorted(set(map(str, parameters)) - set(known)):
         raise ValidationError({name[:60]: "There is no such parameter of this kind." for name in unknown})
-    if parameters.get("source") == "file":
-        raise ValidationError(
-            {"source": "A trace file is uploaded on the page; here choose recorded or synthetic traffic."}
-        )
+    if file is not None and "file" not in form_class.base_fields:
+        raise ValidationError({"file": "This kind takes no file."})
     if wrong := sorted(name for name, value in parameters.items() if isinstance(value, (dict, list))):
         raise ValidationError(dict.fromkeys(wrong, "Give one value."))
     data = {name: field.initial for name, field in known.items() if field.initial is not None}
     data |= {name: value for name, value in parameters.items() if value is not None}
-    form = form_class({**{name: _text(value) for name, value in data.items()}, "title": given["title"]})
+    form = form_class(
+        {**{name: _text(value) for name, value in data.items()}, "title": given["title"]},
+        None if file is None else MultiValueDict({"file": [file]}),
+    )
     if not form.is_valid():
         raise ValidationError({name: [str(text) for text in texts] for name, texts in form.errors.items()})
     return form.values(now)

@@ -187,6 +187,53 @@ class EffectForm(WindowMixin, ExperimentForm):
     )  # fmt: skip
 
 
+class OffersForm(ExperimentForm):
+    """Which machines for hire meet a requirement."""
+
+    # Nothing is drawn.
+    seed = None  # type: ignore[assignment]
+    file = forms.FileField(
+        label="Price list", required=False,
+        help_text="CSV with the columns Cloud, GPU Type, GPUs and On-demand; at most 4 MB",
+    )  # fmt: skip
+    experiment = whole(
+        "Measured by experiment", None, 1, 10**15, "A capacity test that is done: as many slots as can lose one",
+        required=False,
+    )  # fmt: skip
+    gpus_per_slot = whole("GPUs of one of its slots", 1, 1, 64)
+    count = whole("Or so many GPUs", None, 1, 100_000, required=False)
+    gpu = forms.CharField(
+        label="GPU type", required=False, max_length=60, help_text="Such as H100 or A100 (80 GB). Empty: any"
+    )
+    memory_gb = number("Memory of one GPU, GB", 0, 0, 10_000, "At least. 0: any")
+    one_node = forms.BooleanField(label="All in one machine", required=False, initial=False)
+    hours = whole("For, h", 730, 1, 100_000, "A month is 730")
+    region = forms.CharField(
+        label="Region", required=False, max_length=60, help_text="As the list spells it. Empty: any"
+    )
+    start_by = forms.DateField(label="Latest start", required=False, help_text="Such as 2026-12-01. Empty: any")
+    spot = forms.BooleanField(
+        label="Spot prices too", required=False, initial=False, help_text="Such machines can be taken away"
+    )
+
+    def clean(self) -> dict[str, Any]:
+        found = super().clean() or self.cleaned_data
+        file = found.get("file")
+        if file is not None and file.size > FILE_BYTES_MAX:
+            self.add_error("file", "The list has more than 4 MB: cut it.")
+        if "count" in found and "experiment" in found and (found["count"] is None) == (found["experiment"] is None):
+            self.add_error("count", "Give either a number of GPUs or the experiment that measured it.")
+        if not found.get("gpu") and not found.get("memory_gb"):
+            self.add_error("gpu", "Name a GPU type, or the memory of one.")
+        found["file_name"] = "" if file is None else file.name[:100]
+        return found
+
+    def values(self, now: datetime) -> dict[str, Any]:
+        found = super().values(now)
+        start_by = found["start_by"]
+        return {**found, "seed": 0, "start_by": None if start_by is None else start_by.isoformat()}
+
+
 FORMS: Mapping[str, type[ExperimentForm]] = {
     Experiment.Kind.INTERFERENCE: TestForm,
     Experiment.Kind.REPLAY: ReplayForm,
@@ -195,6 +242,7 @@ FORMS: Mapping[str, type[ExperimentForm]] = {
     Experiment.Kind.CAPACITY: TestForm,
     Experiment.Kind.BATCHING: BatchingForm,
     Experiment.Kind.EFFECT: EffectForm,
+    Experiment.Kind.OFFERS: OffersForm,
 }
 GROUPS = (
     ("Traffic", ("title", "source", "pool", "until", "minutes", "rate_per_s", "file", "tenants", "requests", "rate",
@@ -205,13 +253,17 @@ GROUPS = (
     ("Service", ("service_model", "base_ms", "prompt_us", "output_us")),
     ("Policy", ("policy", "against", "propose", "safe_rate")),
     ("Objective", ("objective_ms", "target_percent", "quality_percent", "forecast")),
+    ("Requirement", ("experiment", "gpus_per_slot", "count", "gpu", "memory_gb", "one_node")),
+    ("Terms", ("hours", "start_by", "region", "spot")),
 )  # fmt: skip
 """Fields of the page in their order, under their headings."""
 
 
-def initial_of(kind: str, pool_slug: str) -> dict[str, Any]:
-    """Where a page begins: the kind's title, and a pool's own fleet where it is named."""
+def initial_of(kind: str, pool_slug: str, experiment: str = "") -> dict[str, Any]:
+    """Where a page begins: the kind's title, a pool's own fleet, and the test that measured, where they are named."""
     found: dict[str, Any] = {"title": Experiment.Kind(kind).label}
+    if experiment.isdecimal():
+        found["experiment"] = int(experiment)
     pool = Pool.objects.filter(slug=pool_slug, archived_at__isnull=True).first()
     if pool is None:
         return found

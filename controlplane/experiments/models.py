@@ -27,6 +27,7 @@ class Experiment(models.Model):
         CAPACITY = "capacity", "Capacity"
         BATCHING = "batching", "Batch sizes"
         EFFECT = "effect", "Effect of a draft"
+        OFFERS = "offers", "Capacity offers"
 
     class State(models.TextChoices):
         WAITING = "waiting", "Waiting"

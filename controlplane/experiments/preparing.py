@@ -21,11 +21,13 @@ from django.core.exceptions import ValidationError
 
 from controlplane.core.period import from_us, to_us
 from controlplane.core.slots import ClassKind
+from controlplane.experiments.models import Experiment
 from controlplane.experiments.recorded import NothingRecorded, Recorded, policy_in_force, recorded, require_usage
 from controlplane.fleet.models import Pool
 from controlplane.lab import synthetic
 from controlplane.lab.kinds import parse
 from controlplane.lab.load_file import KeptLoad, load_as_bytes
+from controlplane.lab.offer_list import read_offers
 from controlplane.lab.service import Constants
 from controlplane.lab.traces import TraceError, TraceRequest, read_trace
 from controlplane.policy.compile import compile_configuration
@@ -34,6 +36,7 @@ from controlplane.wire.policy import PolicyDocument
 
 T = TypeVar("T")
 TRACE, JOB, LOAD, CURRENT, DRAFT = "trace.jsonl", "job.jsonl", "load.bin", "current.json", "draft.json"
+OFFERS, MEASURED = "offers.csv", "capacity.json"
 UPLOAD: Final = "upload"
 """An uploaded file until a worker read it."""
 LIGHT_ROWS: Final = 5_000
@@ -72,6 +75,8 @@ def prepare(kind: str, values: Mapping[str, Any], upload: bytes | None = None) -
     """Of all kinds but effects, from the form's cleaned `values`. Raises ValidationError, by field if it can."""
     if kind == "batching":
         return Prepared(_batching(values), source="Poisson arrivals")
+    if kind == "offers":
+        return _offers(values, upload)
     traffic = _traffic(values, upload)
     _not_too_many(kind, len(traffic.requests) + len(traffic.items))
     files = {TRACE: traffic.raw if traffic.raw is not None else _lines(traffic.requests)}
@@ -96,7 +101,7 @@ def _not_too_many(kind: str, rows: int) -> None:
 
 def is_light(kind: str, values: Mapping[str, Any], upload: bytes | None) -> bool:
     """Whether preparing it takes a small part of a second."""
-    if kind == "batching":
+    if kind in ("batching", "offers"):
         return True
     source = values.get("source")
     if source == "file":
@@ -137,6 +142,39 @@ def _batching(values: Mapping[str, Any]) -> list[str]:
     names = ("requests", "rate", "seed", "fixed_ms", "per_input_ms", "workers", "slow", "burst")
     return [f"--{name.replace('_', '-')}={values[name]:g}" if isinstance(values[name], float)
             else f"--{name.replace('_', '-')}={values[name]}" for name in names]  # fmt: skip
+
+
+def _offers(values: Mapping[str, Any], upload: bytes | None) -> Prepared:
+    """A price list, and what is required of it: a number of GPUs, or the answer of the test that measured it."""
+    if upload is None:
+        raise ValidationError({"file": "Choose a price list."})
+    try:
+        read_offers(upload)
+    except TraceError as error:
+        raise ValidationError({"file": f"{str(error)[:1].upper()}{str(error)[1:]}."}) from None
+    files, source = {OFFERS: upload}, f"list {values.get('file_name') or 'of prices'}"
+    arguments = [f"--offers={OFFERS}", f"--memory-gb={values['memory_gb']:g}", f"--hours={values['hours']}"]
+    if values["experiment"] is None:
+        arguments.append(f"--count={values['count']}")
+    else:
+        files[MEASURED] = _measured(values["experiment"])
+        arguments += [f"--requirement={MEASURED}", f"--gpus-per-slot={values['gpus_per_slot']}"]
+        source += f", measured by experiment {values['experiment']}"
+    arguments += [
+        f"--{name.replace('_', '-')}={values[name]}" for name in ("gpu", "region", "start_by") if values[name]
+    ]
+    arguments += [f"--{name.replace('_', '-')}" for name in ("one_node", "spot") if values[name]]
+    return Prepared(arguments, files, source[:300])
+
+
+def _measured(experiment_id: int) -> bytes:
+    """The stored answer of a capacity test. Raises ValidationError for one that is not there."""
+    row = Experiment.objects.select_related("result").filter(pk=experiment_id, kind=Experiment.Kind.CAPACITY).first()
+    result = None if row is None else getattr(row, "result", None)
+    content = b"" if result is None else bytes(result.content)
+    if not content or json.loads(content).get("with_one_failed") is None:
+        raise ValidationError({"experiment": "There is no such capacity test that is done and found a fleet."})
+    return content
 
 
 def _fleet(kind: str, values: Mapping[str, Any], traffic: _Traffic) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+from controlplane.core.money import NANOS_PER_UNIT, format_nanos
 from controlplane.experiments.answers import (
     CLASS_FIGURES,
     JOB_FIGURES,
@@ -18,14 +19,17 @@ from controlplane.experiments.answers import (
     Shown,
     Table,
     lookup,
+    offer_name,
     pair_row,
     say,
     verdict_of,
 )
+from controlplane.lab.offers import wanted_text
 from controlplane.web import figures
 from controlplane.web.numerals import money
 
 TENANT_ROWS: Final = 200
+OFFERS_CHARTED: Final = 12
 
 
 def shown(kind: str, answer: Answer) -> Shown:
@@ -261,6 +265,49 @@ def _capacity(answer: Answer) -> Shown:
     return Shown([], [Section("fleet", "The fleet that it takes", Table(("Figure", "Value"), rows))], notes=notes)
 
 
+def _offers(answer: Answer) -> Shown:
+    requirement, fits = answer["requirement"], answer["feasible"]
+    facts = _facts(("Needed", wanted_text(requirement)), ("Offers in the list", answer["listed"]))
+    if requirement["measured_by"]:
+        facts += _facts(("Measured", requirement["measured_by"]))
+    rows = [
+        [
+            offer_name(row), row["price"], _lines(row), "; ".join(row["notes"]) or say(None),
+            format_nanos(row["machine_hour_nanos"]), say(row["machines"]), say(row["spare_gpus"]),
+            format_nanos(row["hour_nanos"]), money(row["total_nanos"]),
+        ]
+        for row in fits
+    ]  # fmt: skip
+    columns = (
+        "Offer", "Price", "Line", "What is odd", "A machine, /h", "Machines", "GPUs to spare", "All of them, /h",
+        f"{requirement['hours']:,} h",
+    )  # fmt: skip
+    first = fits[:OFFERS_CHARTED]
+    chart = figures.bars(
+        [f"{number}. {offer_name(row)}" for number, row in enumerate(first, start=1)],
+        [row["total_nanos"] / NANOS_PER_UNIT for row in first], unit="", decimals=0, horizontal=True,
+        height_px=60 + 32 * len(first),
+    ) if first else None  # fmt: skip
+    told = "" if not first else f"The cheapest is {offer_name(first[0])}: {money(first[0]['total_nanos'])} in all."
+    refused = [[offer_name(row), _lines(row), "; ".join(row["reasons"])] for row in answer["refused"]]
+    left = [f"Line {row['line']} was left out: {row['reason']}" for row in answer["refused_lines"]]
+    return Shown(
+        facts,
+        [
+            Section(
+                "fits", "Offers that meet it, the cheapest first", Table(columns, rows, 4), chart, told,
+                "Machines are paid as a whole, in the currency of the list.",
+            ),
+            Section("refused", "Refused", Table(("Offer", "Line", "Why"), refused, 3)),
+        ],
+        notes=[answer["note"], *left],
+    )  # fmt: skip
+
+
+def _lines(row: Answer) -> str:
+    return ", ".join(str(line) for line in row["lines"])
+
+
 def _effect(answer: Answer) -> Shown:
     load = answer["load"]
     minutes = (load["to_s"] - load["from_s"]) / 60
@@ -322,4 +369,5 @@ SHOWN: Final[Mapping[str, Callable[[Answer], Shown]]] = {
     "capacity": _capacity,
     "batching": _batching,
     "effect": _effect,
+    "offers": _offers,
 }

@@ -40,6 +40,7 @@ HINTS = {
     "capacity": "The fewest slots that keep it, and what breaks first with one less.",
     "batching": "How large batches should grow and how long they may wait.",
     "effect": "What is saved now against what is in force, on what a pool served.",
+    "offers": "Machines for hire that meet what was measured, the cheapest first.",
 }
 
 
@@ -82,14 +83,14 @@ def choose(request: HttpRequest) -> HttpResponse:
 
 @requires("lab.read", write="lab.run")
 def new(request: HttpRequest, kind: str) -> HttpResponse:
-    """A question of one kind; `?pool=` begins with that pool's fleet and usage."""
+    """A question of one kind; `?pool=` begins with that pool's fleet and usage, `?of=` with what a test measured."""
     if kind not in FORMS:
         raise Http404("There is no such kind of experiment.")
     now = timezone.now()
     posted = request.method == "POST"
     form = FORMS[kind](
         request.POST if posted else None, request.FILES if posted else None,
-        initial=initial_of(kind, request.GET.get("pool", "")[:63]),
+        initial=initial_of(kind, request.GET.get("pool", "")[:63], request.GET.get("of", "")[:18]),
     )  # fmt: skip
     if posted and form.is_valid():
         upload = request.FILES.get("file")

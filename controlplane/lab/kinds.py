@@ -6,7 +6,7 @@ from argparse import ArgumentParser
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
-from controlplane.lab import batching, effect, interference, replay, variants
+from controlplane.lab import batching, effect, interference, offers, replay, variants
 
 
 class Kind(NamedTuple):
@@ -34,6 +34,8 @@ KINDS: Final = {
                      variants.add_arguments, variants.capacity, variants.capacity_text, 10),
     "effect": Kind("a recorded load through the policy in force and through a draft, with charges",
                    effect.add_arguments, effect.effect, effect.text, 1),
+    "offers": Kind("machines for hire that meet a measured requirement, the cheapest first",
+                   offers.add_arguments, offers.offers, offers.text, 1),
 }  # fmt: skip
 
 

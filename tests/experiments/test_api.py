@@ -43,7 +43,7 @@ def test_an_experiment_is_asked_once_run_read_and_asked_again(people):
     [
         ({**ASK, "parameters": {"speed": 1}}, "speed"), ({**ASK, "parameters": {"rate": "fast"}}, "rate"),
         ({**ASK, "parameters": {"rate": [1]}}, "rate"), ({**ASK, "parameters": {"requests": 10**9}}, "requests"),
-        ({"kind": "replay", "title": "x", "parameters": {"source": "file"}}, "source"),
+        ({"kind": "replay", "title": "x", "parameters": {"source": "file"}}, "file"),
         ({"kind": "effect", "title": "x", "parameters": {}}, "pool"),
         ({"kind": "nothing", "title": "x"}, "kind"),
     ],
