@@ -9,24 +9,21 @@ import asyncio
 import contextlib
 import re
 import time
+from collections.abc import Coroutine
+from typing import Any
 
 import orjson
-from channels.db import database_sync_to_async
 from channels.exceptions import StopConsumer
 from channels.generic.websocket import AsyncWebsocketConsumer
 from django.conf import settings
-from django.contrib.auth import get_user
-from django.contrib.auth.models import AnonymousUser
-from django.http import HttpRequest
 
 from controlplane.live.hub import Hub, Viewer, hub_of_process
-from controlplane.tenants.access import lacks_second_factor, member_of
+from controlplane.live.standing import Checked, StandingWatch, Traces, check, watch_of_process
 from controlplane.tenants.roles import Role, allows
 
 REVOKED = 4001
 TOO_MUCH = 4008
 UNREADABLE = 4000
-CHECK_EVERY_S = 2.0
 MESSAGE_BYTES_MAX = 8_192
 MESSAGES_PER_10_S = 60
 TOPICS_MAX = 64
@@ -50,37 +47,39 @@ class LiveConsumer(AsyncWebsocketConsumer):
     hub: Hub
 
     async def connect(self) -> None:
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: dict[str, asyncio.Task[None]] = {}
         self._sending: float | None = None
         self._heard: list[float] = []
-        standing = await self._standing()
-        if standing is None:
+        self.session_key: str = self.scope["cookies"].get(settings.SESSION_COOKIE_NAME, "")
+        self._checked: Checked = await check(self.session_key)
+        if self._checked.standing is None:
             # Accepted first, so that the browser learns why: a refused handshake has no code.
             await self.accept()
             await self.close(code=REVOKED)
             return
-        self._role, self._tenant = standing
         self.hub = hub_of_process(settings.REDIS_URL)
         self.viewer = Viewer(self._send_frame)
+        self._watch: StandingWatch = watch_of_process()
         await self.accept()
-        loop = asyncio.get_running_loop()
-        self._tasks = [
-            loop.create_task(self.viewer.pump(), name="live-pump"),
-            loop.create_task(self._keep_watch(), name="live-watch"),
-        ]
+        self._start("pump", self.viewer.pump())
+        self._watch.add(self)
+
+    def _start(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+        self._tasks[name] = asyncio.get_running_loop().create_task(work, name=f"live-{name}")
 
     async def disconnect(self, code: int) -> None:
-        for task in self._tasks:
-            task.cancel()
-        if hasattr(self, "viewer"):
+        if self._tasks:
+            self._watch.remove(self)
             self.hub.leave(self.viewer)
-        for task in self._tasks:
+        for task in self._tasks.values():
+            task.cancel()
+        for task in self._tasks.values():
             with contextlib.suppress(asyncio.CancelledError, Exception):
                 await task
         raise StopConsumer
 
     async def receive(self, text_data: str | None = None, bytes_data: bytes | None = None) -> None:
-        if not self._tasks:
+        if not self._tasks or "end" in self._tasks:
             return
         if text_data is None or len(text_data) > MESSAGE_BYTES_MAX or self._too_often():
             await self.close(code=TOO_MUCH)
@@ -103,7 +102,8 @@ class LiveConsumer(AsyncWebsocketConsumer):
         return len(self._heard) > MESSAGES_PER_10_S
 
     async def _subscribe(self, name: str) -> None:
-        if not may_subscribe(self._role, self._tenant, name):
+        standing = self._checked.standing
+        if standing is None or not may_subscribe(standing.role, standing.tenant, name):
             await self._error(name[:80], "There is no such topic, or it is not yours to see.")
         elif len(self.viewer.topics) >= TOPICS_MAX and name not in self.viewer.topics:
             await self._error(name, f"A socket carries at most {TOPICS_MAX} topics.")
@@ -115,44 +115,37 @@ class LiveConsumer(AsyncWebsocketConsumer):
         await self._send_frame(frame)
 
     async def _send_frame(self, frame: bytes) -> None:
-        """Straight to the transport. It waits while the reader does not read; `_keep_watch` bounds that."""
+        """Straight to the transport. It waits while the reader does not read; `look` bounds that."""
         self._sending = time.monotonic()
         await self.base_send({"type": "websocket.send", "text": frame.decode()})
         self._sending = None
 
-    # ---- still allowed, still reading ----
+    # ---- still allowed, still reading: what the watch of the process asks of each socket ----
 
-    async def _keep_watch(self) -> None:
-        """Every other second: is the session still good and the role the same; does the reader still read."""
-        own = asyncio.current_task()
-        # A call into a thread that had begun takes a cancellation for itself: the count still says so.
-        while own is not None and not own.cancelling():
-            await asyncio.sleep(CHECK_EVERY_S)
-            standing = await self._standing()
-            if own.cancelling():
-                return
-            if standing != (self._role, self._tenant):
-                self.hub.leave(self.viewer)
-                await self.close(code=REVOKED)
-                return
-            if self._sending is not None and time.monotonic() - self._sending > SEND_DEADLINE_S:
-                self.hub.leave(self.viewer)
-                await self.close(code=TOO_MUCH)
-                return
+    @property
+    def traces(self) -> Traces | None:
+        return self._checked.traces
 
-    @database_sync_to_async
-    def _standing(self) -> tuple[str, str | None] | None:
-        """(role, own tenant) as the session says now; None when it says nothing any more."""
-        session = self.scope.get("session")
-        if session is None or not session.session_key:
-            return None
-        # the session, read again from its store: `get_user` checks the password's hash too
-        request = HttpRequest()
-        request.session = session.__class__(session.session_key)
-        user = get_user(request)
-        if isinstance(user, AnonymousUser) or not user.is_active:
-            return None
-        member = member_of(user)
-        if member is None or lacks_second_factor(member.role, request.session):
-            return None
-        return member.role, member.tenant.slug if member.tenant is not None else None
+    def look(self) -> None:
+        """A reader that has not read for too long is let go."""
+        if self._sending is not None and time.monotonic() - self._sending > SEND_DEADLINE_S:
+            self._end(TOO_MUCH)
+
+    def doubt(self) -> None:
+        """Something of the session changed: checked in full, and ended where it says something else now."""
+        if "doubt" not in self._tasks or self._tasks["doubt"].done():
+            self._start("doubt", self._check_again())
+
+    async def _check_again(self) -> None:
+        found = await check(self.session_key)
+        if found.standing == self._checked.standing:
+            self._checked = found
+        else:
+            self._end(REVOKED)
+
+    def _end(self, code: int) -> None:
+        """Nothing more is told from now on; the close itself waits, as a frame does, for who does not read."""
+        self._watch.remove(self)
+        self.hub.leave(self.viewer)
+        if "end" not in self._tasks:
+            self._start("end", self.close(code=code))

@@ -9,14 +9,14 @@ from asgiref.sync import sync_to_async
 from channels.testing import WebsocketCommunicator
 from django.conf import settings
 from django.contrib.auth.models import User
-from django.test import Client
 
 from controlplane.access.models import Session
 from controlplane.config.asgi import application
 from controlplane.live.consumers import MESSAGES_PER_10_S, REVOKED, TOO_MUCH, may_subscribe
 from controlplane.live.frames import Publisher, connect
-from controlplane.tenants.models import Member, Tenant
+from controlplane.tenants.models import Member
 from tests import factories
+from tests.live.socket_people import sign_in, sweep
 
 ROLES = ("admin", "finance", "oncall", "viewer", "tenant", "stranger", "anonymous")
 TOPICS = (
@@ -60,27 +60,9 @@ def remove_member(key, name):
 REVOCATIONS = (end_session, change_role, lock_out, new_password, remove_member)
 
 
-def sign_in(name, role, tenant=None):
-    """A person with a session, committed: sockets read it from other threads."""
-    user = User.objects.create(username=f"socket-{name}", password="!")
-    Member.objects.create(user=user, role=role, tenant=tenant)
-    client = Client()
-    client.force_login(user)
-    return client.cookies["sessionid"].value
-
-
 def socket(key, origin="http://localhost"):
     headers = [(b"origin", origin.encode()), (b"host", b"localhost"), (b"cookie", f"sessionid={key}".encode())]
     return WebsocketCommunicator(application, "/ws/live/", headers=headers)
-
-
-def sweep():
-    """Takes away what this module commits, also that of a run that was killed."""
-    own = User.objects.filter(username__startswith="socket-")
-    Member.objects.filter(user__in=own).delete()
-    own.delete()
-    Tenant.objects.filter(slug__startswith="socket-").delete()
-    Session.objects.all().delete()
 
 
 @pytest.fixture(scope="module")
