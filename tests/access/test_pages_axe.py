@@ -28,7 +28,8 @@ ASK = """async (rules) => {
     return answer.violations.map((one) => [one.id, one.nodes.map((node) => node.target.join(" ") + " " + node.html)]);
 }"""
 SETTLED = """() => document.readyState === "complete" && !document.querySelector(".htmx-request")
-    && document.querySelectorAll("[data-ready]").length >= document.querySelectorAll("[data-chart]").length"""
+    && document.querySelectorAll("[data-ready]").length
+        >= document.querySelectorAll("[data-chart], [data-schema]").length"""
 FITS = "() => document.documentElement.scrollWidth <= innerWidth"
 #: These are named, so that none can go missing from the walk.
 NEVER_LEFT_OUT = {
