@@ -9,7 +9,7 @@ import sys
 
 COMPILED_TOO = {"core", "agent", "lab"}
 """What runs compiled where there is a compiler: it compiles first, a minute or two."""
-BENCHMARKS = ("ingest", "policy_push", "controller", "core", "agent", "jobs", "money", "ledger", "lab", "live")
+BENCHMARKS = ("ingest", "policy_push", "controller", "core", "agent", "jobs", "money", "ledger", "lab", "live", "pages")
 
 
 def main(arguments: list[str]) -> int:

@@ -43,22 +43,29 @@ def _at(us: int | None) -> datetime | None:
 
 
 # Charges by day of a tenant and its descendants. Root 0 are the days on which anybody reported: on the others the fleet
-# was not seen, so that they are unknown and not without spend.
+# was not seen, so that they are unknown and not without spend. Tenants are looked up one by one (LATERAL): the planner
+# cannot know how few a recursion finds, and would read every tenant's days.
 _DAYS_SQL = """
 WITH RECURSIVE span AS (
     SELECT (%(now)s::timestamptz AT TIME ZONE billing_zone)::date AS today FROM tenants_installation WHERE id = 1
 ), below (root, id, depth) AS (
     SELECT id, id, 0 FROM tenants_tenant WHERE id = ANY(%(tenants)s)
     UNION ALL
-    SELECT b.root, t.id, b.depth + 1 FROM below b JOIN tenants_tenant t ON t.parent_id = b.id WHERE b.depth < 32
+    SELECT b.root, child.id, b.depth + 1
+      FROM below b CROSS JOIN LATERAL (SELECT id FROM tenants_tenant WHERE parent_id = b.id OFFSET 0) child
+     WHERE b.depth < 32
 )
-SELECT b.root, r.day,
-       sum(r.charge_prompt_nanos + r.charge_cached_nanos + r.charge_output_nanos + r.charge_gpu_nanos)::bigint
-FROM below b JOIN usage_rollupday r ON r.tenant_id = b.id, span
-WHERE r.day >= span.today - %(back)s AND r.day < span.today GROUP BY 1, 2
+SELECT b.root, own.day, sum(own.nanos)::bigint
+  FROM below b CROSS JOIN span CROSS JOIN LATERAL (
+       SELECT r.day,
+              sum(r.charge_prompt_nanos + r.charge_cached_nanos + r.charge_output_nanos + r.charge_gpu_nanos) AS nanos
+         FROM usage_rollupday r
+        WHERE r.tenant_id = b.id AND r.day >= span.today - %(back)s AND r.day < span.today GROUP BY r.day) own
+ GROUP BY 1, 2
 UNION ALL
-SELECT 0, r.day, 0 FROM usage_rollupday r, span
-WHERE r.day >= span.today - %(back)s AND r.day < span.today GROUP BY 2
+SELECT 0, asked.day::date, 0
+  FROM span CROSS JOIN generate_series(span.today - %(back)s, span.today - 1, interval '1 day') AS asked (day)
+ WHERE EXISTS (SELECT FROM usage_rollupday r WHERE r.day = asked.day::date)
 """
 
 

@@ -9,18 +9,13 @@ from django import forms
 from controlplane.budgets.models import Budget
 from controlplane.core.money import format_nanos, parse_nanos
 from controlplane.core.period import load_zone, wall_clock_instant
-from controlplane.tenants.models import Tenant
+from controlplane.tenants.tenant_field import TenantField
 
 
 class BudgetForm(forms.Form):
     """`tenant` only for a new one; period, first day and zone only while nothing was spent."""
 
-    tenant = forms.ModelChoiceField(
-        label="Tenant",
-        queryset=Tenant.objects.none(),
-        to_field_name="slug",
-        help_text="Its children spend from it too.",
-    )
+    tenant = TenantField(help_text="Its short name. Its children spend from the budget too.")
     name = forms.CharField(label="Name", max_length=120)
     limit = forms.CharField(
         label="Limit", max_length=40, help_text="With a dot and without separators, such as 22000.00."
@@ -55,11 +50,6 @@ class BudgetForm(forms.Form):
         self.fields["zone"].initial = zone
         if budget is not None:
             del self.fields["tenant"]
-        else:
-            field = self.fields["tenant"]
-            tenants = Tenant.objects.exclude(state=Tenant.State.ARCHIVED).order_by("slug")
-            field.queryset = tenants  # type: ignore[attr-defined]
-            field.label_from_instance = lambda row: row.slug  # type: ignore[attr-defined]
 
     def clean_limit(self) -> int:
         """Nanos."""

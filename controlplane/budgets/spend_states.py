@@ -5,13 +5,8 @@ once, whatever leases are still out; until they are in, more may be spent than i
 """
 
 from datetime import datetime
-from typing import Any
 
-from django.db.models import BigIntegerField, Case, CharField, F, OuterRef, Q, QuerySet, Subquery, Sum, Value, When
-from django.db.models.functions import Coalesce
-
-from controlplane.budgets.increase_queries import in_force
-from controlplane.budgets.models import Budget, BudgetIncrease, BudgetWindow
+from django.db.models.expressions import RawSQL
 
 NEAR_PART = 5
 """A budget is near its limit when a fifth of it or less is neither settled nor leased."""
@@ -27,28 +22,30 @@ def spend_state(*, settled_nanos: int, leased_nanos: int, limit_nanos: int, hard
     return OK
 
 
-def with_spend_state(budgets: QuerySet[Budget], now: datetime) -> QuerySet[Any]:
-    """Budgets with `spend_state` in their present window, by the same rule in the database."""
-    window = BudgetWindow.objects.filter(budget=OuterRef("pk"), starts_at__lte=now, ends_at__gt=now).order_by("-id")
-    raised = BudgetIncrease.objects.filter(in_force(now), budget=OuterRef("pk")).order_by().values("budget")
-    return budgets.annotate(
-        settled_now=_or_nothing(window.values("settled_nanos")[:1]),
-        leased_now=_or_nothing(window.values("leased_nanos")[:1]),
-        limit_now=F("limit_nanos") + _or_nothing(raised.annotate(sum=Sum("amount_nanos")).values("sum")),
-    ).annotate(
-        spend_state=Case(
-            When(settled_now__gte=F("limit_now"), hard=True, then=Value(STOPPED)),
-            When(settled_now__gte=F("limit_now"), then=Value(OVER)),
-            When(_near(), then=Value(NEAR)),
-            default=Value(OK),
-            output_field=CharField(),
-        )
-    )
+# One pass over budgets with their present windows and increases: lists of all tenants are sorted by it.
+_TENANTS_IN_STATE = f"""
+SELECT stated.tenant_id FROM (
+SELECT budget.tenant_id,
+       CASE WHEN sums.settled >= sums.most AND budget.hard THEN '{STOPPED}'
+            WHEN sums.settled >= sums.most THEN '{OVER}'
+            WHEN sums.settled >= sums.most - sums.most / {NEAR_PART} - sums.leased THEN '{NEAR}'
+            ELSE '{OK}' END AS state
+  FROM budgets_budget AS budget
+  LEFT JOIN budgets_budgetwindow AS present
+    ON present.budget_id = budget.id AND present.starts_at <= %s AND present.ends_at > %s
+  LEFT JOIN (
+       SELECT budget_id, sum(amount_nanos)::bigint AS nanos FROM budgets_budgetincrease
+        WHERE starts_at <= %s AND ends_at > %s AND (ended_at IS NULL OR ended_at > %s)
+        GROUP BY budget_id) AS raised
+    ON raised.budget_id = budget.id
+ CROSS JOIN LATERAL (
+       SELECT coalesce(present.settled_nanos, 0) AS settled, coalesce(present.leased_nanos, 0) AS leased,
+              budget.limit_nanos + coalesce(raised.nanos, 0) AS most) AS sums
+ WHERE budget.archived_at IS NULL) AS stated
+ WHERE stated.state = ANY(%s)
+"""  # noqa: S608 - constants
 
 
-def _near() -> Q:
-    return Q(settled_now__gte=F("limit_now") - F("limit_now") / NEAR_PART - F("leased_now"))
-
-
-def _or_nothing(query: QuerySet[Any]) -> Coalesce:
-    return Coalesce(Subquery(query, output_field=BigIntegerField()), Value(0), output_field=BigIntegerField())
+def tenants_in_state(*states: str, now: datetime) -> RawSQL:
+    """Ids of the tenants that have a budget in one of the states in its present window, by the same rule in SQL."""
+    return RawSQL(_TENANTS_IN_STATE, [*[now] * 5, list(states)])  # noqa: S611 - constants and parameters

@@ -25,7 +25,7 @@ from django.db.models.functions import Coalesce
 from controlplane.budgets import spend_states
 from controlplane.budgets.models import Budget
 from controlplane.budgets.queries import Standing, standings
-from controlplane.budgets.spend_states import with_spend_state
+from controlplane.budgets.spend_states import tenants_in_state
 from controlplane.contracts.models import Contract, ContractVersion, WorkloadClass
 from controlplane.core.period import Calendar, load_zone, window_at
 from controlplane.core.reasons import REASON_CODES
@@ -131,16 +131,16 @@ def searched(
 
 
 def _attention(now: datetime) -> Case:
-    budgets = with_spend_state(Budget.objects.filter(tenant=OuterRef("pk"), archived_at=None), now)
-    stopped = budgets.filter(spend_state__in=(spend_states.STOPPED, spend_states.OVER))
-    near = budgets.filter(spend_state=spend_states.NEAR)
-    expiring = ApiKey.objects.filter(tenant=OuterRef("pk"), **_expiring(now))
+    # Sets of tenants that are made once, not a question for each tenant.
+    stopped = tenants_in_state(spend_states.STOPPED, spend_states.OVER, now=now)
+    near = tenants_in_state(spend_states.NEAR, now=now)
+    expiring = ApiKey.objects.filter(**_expiring(now)).values("tenant_id")
     return Case(
         When(state=Tenant.State.ARCHIVED, then=Value(ARCHIVED)),
         When(state=Tenant.State.SUSPENDED, then=Value(SUSPENDED)),
-        When(Exists(stopped), then=Value(STOPPED)),
-        When(Exists(near), then=Value(NEAR)),
-        When(Exists(expiring), then=Value(EXPIRING)),
+        When(pk__in=stopped, then=Value(STOPPED)),
+        When(pk__in=near, then=Value(NEAR)),
+        When(pk__in=expiring, then=Value(EXPIRING)),
         default=Value(FINE),
         output_field=IntegerField(),
     )

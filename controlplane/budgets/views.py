@@ -34,7 +34,7 @@ from controlplane.tenants.review import (
     renewed,
     review_page,
 )
-from controlplane.web.exports import CsvResponse, decimal_of_nanos
+from controlplane.web.exports import CsvResponse, decimal_of_nanos, in_batches
 from controlplane.web.numerals import money_exact
 from controlplane.web.pagination import BadCursor, keyset_page
 from controlplane.web.views import bad_request
@@ -68,7 +68,8 @@ def budgets(request: HttpRequest) -> HttpResponseBase:
     elif state != "all":
         rows = rows.filter(archived_at=None)
     if request.GET.get("format") == "csv":
-        return _csv(standings(rows.order_by("tenant__slug", "id"), now))
+        batches = in_batches(rows.order_by("tenant__slug", "id"))
+        return _csv(row for batch in batches for row in standings(batch, now))
     try:
         page = keyset_page(rows, ("tenant__slug", "id"), cursor=request.GET.get("cursor"))
     except BadCursor as error:

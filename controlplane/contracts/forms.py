@@ -11,7 +11,7 @@ from controlplane.fleet.edit_flow import Section, SectionedForm
 from controlplane.fleet.forms import PercentField, SlugField, UtcField, whole
 from controlplane.fleet.models import ServedModel
 from controlplane.fleet.percent import percent_of_ppm, ppm_of_percent
-from controlplane.tenants.models import Tenant
+from controlplane.tenants.tenant_field import TenantField
 
 DAY_S = 86_400
 KINDS = [
@@ -160,13 +160,7 @@ class ContractForm(SectionedForm):
     workload_class = forms.ModelChoiceField(
         label="Class", queryset=WorkloadClass.objects.none(), to_field_name="slug", empty_label=None
     )
-    tenant = forms.ModelChoiceField(
-        label="Tenant",
-        queryset=Tenant.objects.none(),
-        to_field_name="slug",
-        required=False,
-        empty_label="Everyone in the class",
-    )
+    tenant = TenantField(required=False, help_text="Its short name. Empty: everyone in the class.")
     objective = forms.ChoiceField(
         label="Promise",
         choices=[
@@ -243,9 +237,6 @@ class ContractForm(SectionedForm):
             of_class.queryset = WorkloadClass.objects.exclude(state="archived").order_by("slug")
             of_class.label_from_instance = lambda row: f"{row.slug} ({row.kind})"
             of_class.initial = of_class.queryset.filter(kind="interactive").values_list("slug", flat=True).first()
-            of_tenant: Any = self.fields["tenant"]
-            of_tenant.queryset = Tenant.objects.exclude(state="archived").order_by("slug")
-            of_tenant.label_from_instance = lambda row: row.slug
             return
         # the kind of the class decides the objective, so the other one's fields are not asked for
         for name in ("slug", "name", "workload_class", "tenant", "objective"):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from controlplane.budgets.models import Budget
@@ -79,13 +80,16 @@ class Source:
 
     def ancestors_of(self, tenant: Tenant) -> list[int]:
         """Ids from the parent up; a cycle in the rows ends the walk."""
-        parents = {row.id: row.parent_id for row in self.tenants}
         found: list[int] = []
         at = tenant.parent_id
         while at is not None and at not in found and at != tenant.id:
             found.append(at)
-            at = parents.get(at)
+            at = self._parents.get(at)
         return found
+
+    @cached_property
+    def _parents(self) -> dict[int, int | None]:
+        return {row.id: row.parent_id for row in self.tenants}
 
 
 def load_source(now: datetime) -> Source:

@@ -9,6 +9,7 @@ from controlplane.audit.reasons import REASON_CHARS_MAX
 from controlplane.tenants.models import ApiKey, Member, Tenant
 from controlplane.tenants.queries import class_slugs, model_names
 from controlplane.tenants.roles import Role
+from controlplane.tenants.tenant_field import TenantField
 
 LARGE = 2**31 - 1
 NOTHING_YET = {
@@ -26,13 +27,10 @@ class TenantForm(forms.Form):
         help_text="1 to 63 lower-case letters, digits and hyphens. It stands in addresses and never changes.",
     )
     name = forms.CharField(label="Name", max_length=120)
-    parent = forms.ModelChoiceField(
+    parent = TenantField(
         label="Parent",
-        queryset=Tenant.objects.none(),
         required=False,
-        to_field_name="slug",
-        empty_label="None",
-        help_text="Charges count in the parent's budgets too.",
+        help_text="The short name of a tenant; its budgets count the charges too. Empty: none.",
     )
     weight = forms.IntegerField(
         label="Weight", min_value=1, max_value=10_000, initial=1, help_text="Share of a class beside the other tenants."
@@ -61,13 +59,9 @@ class TenantForm(forms.Form):
 
     def __init__(self, *args: Any, tenant: Tenant | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        parents = Tenant.objects.exclude(state=Tenant.State.ARCHIVED).order_by("slug")
         if tenant is not None:
             del self.fields["slug"]
-            parents = parents.exclude(pk=tenant.pk)
-        parent = self.fields["parent"]
-        parent.queryset = parents  # type: ignore[attr-defined]
-        parent.label_from_instance = lambda row: row.slug  # type: ignore[attr-defined]
+            self.fields["parent"].beside = tenant.pk  # type: ignore[attr-defined]
         held = tenant.classes if tenant else []
         self.fields["classes"].choices = _with(class_slugs(), held)  # type: ignore[attr-defined]
         self.fields["model_names"].choices = _with(  # type: ignore[attr-defined]
@@ -147,21 +141,11 @@ class RotateForm(forms.Form):
         return timedelta(hours=self.cleaned_data["overlap_hours"])
 
 
-class TenantOfRole(forms.ModelChoiceField):
-    """The tenant of a person with the role tenant, by its slug; archived ones are not offered."""
+class TenantOfRole(TenantField):
+    """The tenant of a person with the role tenant."""
 
     def __init__(self) -> None:
-        super().__init__(
-            Tenant.objects.exclude(state=Tenant.State.ARCHIVED).order_by("slug"),
-            label="Tenant",
-            required=False,
-            to_field_name="slug",
-            empty_label="None",
-            help_text="Only for the role tenant.",
-        )
-
-    def label_from_instance(self, obj: Tenant) -> str:
-        return obj.slug
+        super().__init__(required=False, help_text="Its short name, only for the role tenant.")
 
 
 class MemberForm(forms.Form):

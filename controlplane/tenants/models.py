@@ -123,6 +123,9 @@ class ApiKey(models.Model):
     live_number = models.BigIntegerField(default=0, db_index=True)
     version = models.IntegerField(default=1)
 
+    class Meta:
+        indexes = [models.Index(fields=["expires_at"], condition=Q(state="active"), name="key_expiry")]
+
 
 class IdempotentWrite(models.Model):
     """The answer to a write that came with an Idempotency-Key: a repeat gets it again instead of a second write.

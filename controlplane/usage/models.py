@@ -139,6 +139,8 @@ class RollupDay(RollupColumns):
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["day", *KEY], name="rollup_day_key")]
+        # What a tenant was charged day by day is asked for each row of its lists.
+        indexes = [models.Index(fields=["tenant_id", "day"], name="rollup_day_of_tenant")]
 
 
 class SlotUsageMinute(models.Model):
