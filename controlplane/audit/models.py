@@ -1,6 +1,7 @@
 """The audit log: who changed what, when, from what to what, and why. Rows are only ever added."""
 
 from django.db import models
+from django.db.models import Q
 
 
 class AuditEntry(models.Model):
@@ -22,7 +23,10 @@ class AuditEntry(models.Model):
     hash = models.BinaryField(max_length=32, unique=True)
 
     class Meta:
-        indexes = [models.Index(fields=["noun", "object_id"])]
+        indexes = [
+            models.Index(fields=["noun", "object_id"]),
+            models.Index(fields=["request_id"], condition=~Q(request_id=""), name="audit_entry_request"),
+        ]
 
 
 class CarriedRevision(models.Model):

@@ -70,6 +70,7 @@ class AuditFilter:
     actor: str = ""
     tenant: str = ""
     object_id: str = ""
+    request_id: str = ""
     since: datetime | None = None
     until: datetime | None = None
     revision: int | None = None
@@ -124,7 +125,10 @@ def of_revision(number: int) -> Q:
 def entries(wanted: AuditFilter) -> QuerySet[AuditEntry]:
     """The entries that match, unordered."""
     rows = AuditEntry.objects.all()
-    exact = {"noun": wanted.noun, "action": wanted.action, "tenant_slug": wanted.tenant, "object_id": wanted.object_id}
+    exact = {
+        "noun": wanted.noun, "action": wanted.action, "tenant_slug": wanted.tenant, "object_id": wanted.object_id,
+        "request_id": wanted.request_id,
+    }  # fmt: skip
     rows = rows.filter(**{column: value for column, value in exact.items() if value})
     if wanted.actor:
         rows = rows.filter(actor_name__icontains=wanted.actor)

@@ -24,9 +24,11 @@ from controlplane.budgets.tenant_queries import (
 )
 from controlplane.tenants.access import may, requires
 from controlplane.tenants.audit_views import changes_of
+from controlplane.tenants.bulk_nouns import TENANTS
+from controlplane.tenants.bulk_views import bulk_bar
 from controlplane.tenants.models import ApiKey, Tenant
 from controlplane.tenants.queries import class_slugs, installation, tenant_for, visible_tenants
-from controlplane.web.exports import CsvResponse, decimal_of_nanos
+from controlplane.web.exports import CsvResponse, decimal_of_nanos, in_batches
 from controlplane.web.pagination import BadCursor, keyset_page
 from controlplane.web.views import bad_request
 
@@ -47,7 +49,8 @@ def tenants(request: HttpRequest) -> HttpResponseBase:
     visible = visible_tenants(request.user)
     found = searched(visible, text=text, state=state, workload_class=chosen_class, now=now)
     if request.GET.get("format") == "csv":
-        return _csv(rows_of(list(found.order_by(*order)), now))
+        batches = in_batches(found.order_by(*order))
+        return _csv(row for batch in batches for row in rows_of(batch, now))
     try:
         page = keyset_page(found, order, cursor=request.GET.get("cursor"))
     except BadCursor as error:
@@ -66,6 +69,7 @@ def tenants(request: HttpRequest) -> HttpResponseBase:
         "classes": class_slugs(),
         "now": now,
         "may_write": may(request.user, "tenant.write"),
+        **bulk_bar(request, TENANTS, page.rows),
     }
     return render(request, "tenants/tenants.html", context)
 

@@ -31,6 +31,17 @@ EDITABLE = (
 )
 
 
+_UPWARDS = """
+WITH RECURSIVE up (id, slug, state, parent_id, depth) AS (
+    SELECT id, slug, state, parent_id, 1 FROM tenants_tenant WHERE id = %(tenant)s
+    UNION ALL
+    SELECT t.id, t.slug, t.state, t.parent_id, up.depth + 1 FROM up JOIN tenants_tenant t ON t.id = up.parent_id
+     WHERE up.depth < %(most)s
+)
+SELECT id, slug, state FROM up ORDER BY depth
+"""
+
+
 class Stale(Exception):
     """Somebody changed the row since it was read; `current` is the row as it is now."""
 
@@ -115,16 +126,29 @@ def edit_tenant(
     return tenant
 
 
-def suspend_tenant(*, tenant_id: int, reason: str, actor: Actor, now: datetime, version: int | None = None) -> Tenant:
-    """Refuses the tenant's new requests at once. Suspending a suspended tenant changes nothing."""
-    reason = checked_reason(reason)
-    return _set_state(tenant_id, version, Tenant.State.SUSPENDED, "tenant.suspend", reason=reason, actor=actor, now=now)
+def suspend_tenant(
+    *, tenant_id: int, reason: str, actor: Actor, now: datetime, version: int | None = None,
+    noted: Mapping[str, Any] | None = None,
+) -> Tenant:  # fmt: skip
+    """Refuses the tenant's new requests at once. Suspending a suspended tenant changes nothing.
+
+    `noted`, here and below, is kept in the audit entry: what the person was told to expect.
+    """
+    return _set_state(
+        tenant_id, version, Tenant.State.SUSPENDED, "tenant.suspend", reason=checked_reason(reason), actor=actor,
+        now=now, noted=noted,
+    )  # fmt: skip
 
 
-def resume_tenant(*, tenant_id: int, reason: str, actor: Actor, now: datetime, version: int | None = None) -> Tenant:
+def resume_tenant(
+    *, tenant_id: int, reason: str, actor: Actor, now: datetime, version: int | None = None,
+    noted: Mapping[str, Any] | None = None,
+) -> Tenant:  # fmt: skip
     """Takes the tenant's requests again. Resuming an active tenant changes nothing."""
-    reason = checked_reason(reason)
-    return _set_state(tenant_id, version, Tenant.State.ACTIVE, "tenant.resume", reason=reason, actor=actor, now=now)
+    return _set_state(
+        tenant_id, version, Tenant.State.ACTIVE, "tenant.resume", reason=checked_reason(reason), actor=actor, now=now,
+        noted=noted,
+    )  # fmt: skip
 
 
 def archive_tenant(*, tenant_id: int, version: int, reason: str, actor: Actor, now: datetime) -> Tenant:
@@ -172,8 +196,9 @@ def snapshot(tenant: Tenant) -> dict[str, Any]:
 
 
 def _set_state(
-    tenant_id: int, version: int | None, state: Tenant.State, action: str, *, reason: str, actor: Actor, now: datetime
-) -> Tenant:
+    tenant_id: int, version: int | None, state: Tenant.State, action: str, *, reason: str, actor: Actor, now: datetime,
+    noted: Mapping[str, Any] | None = None,
+) -> Tenant:  # fmt: skip
     with transaction.atomic():
         tenant = locked(tenant_id, version)
         if tenant.state == state:
@@ -194,7 +219,7 @@ def _set_state(
             object_id=tenant.slug,
             tenant_slug=tenant.slug,
             before={"state": before},
-            after={"state": state.value},
+            after={"state": state.value, **(noted or {})},
             reason=reason,
             now=now,
         )
@@ -234,27 +259,24 @@ def _check(tenant: Tenant) -> None:
 
 def _parent_problem(tenant: Tenant) -> str:
     """Why the parent cannot be used: it is not there, archived, too deep, or a descendant of the tenant itself."""
-    parents = {pk: (parent, state, slug) for pk, parent, state, slug in _tree()}
-    wanted = tenant.parent_id
-    if wanted is None:
+    if tenant.parent_id is None:
         return ""
-    if wanted not in parents:
+    chain = _upwards(tenant.parent_id)
+    if not chain:
         return "There is no such tenant: choose another parent."
-    if parents[wanted][1] == Tenant.State.ARCHIVED:
+    _, wanted, state = chain[0]
+    if state == Tenant.State.ARCHIVED:
         return "An archived tenant cannot be a parent."
-    at: int | None = wanted
-    depth = 1
-    while at is not None:
-        if tenant.pk is not None and at == tenant.pk:
-            return f"{parents[wanted][2]} lies below {tenant.slug}: choose a parent outside it."
-        at, depth = parents[at][0], depth + 1
-        if depth > DEPTH_MAX:
-            return f"Tenants nest at most {DEPTH_MAX} deep."
-    return ""
+    if tenant.pk is not None and any(pk == tenant.pk for pk, _, _ in chain):
+        return f"{wanted} lies below {tenant.slug}: choose a parent outside it."
+    return f"Tenants nest at most {DEPTH_MAX} deep." if len(chain) >= DEPTH_MAX else ""
 
 
-def _tree() -> list[tuple[int, int | None, str, str]]:
-    return list(Tenant.objects.values_list("pk", "parent_id", "state", "slug"))
+def _upwards(tenant_id: int) -> list[tuple[int, str, str]]:
+    """(id, slug, state) of a tenant and its ancestors, the nearest first; at most one over the bound."""
+    with connection.cursor() as cursor:
+        cursor.execute(_UPWARDS, {"tenant": tenant_id, "most": DEPTH_MAX + 1})
+        return [(pk, slug, state) for pk, slug, state in cursor.fetchall()]
 
 
 def _check_keys_within(tenant: Tenant, new: Mapping[str, Any]) -> None:

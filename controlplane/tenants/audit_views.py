@@ -18,6 +18,7 @@ from controlplane.web.pagination import BadCursor, keyset_page
 from controlplane.web.views import bad_request
 
 TEXT_MAX = 120
+NARROWING = ("noun", "action", "actor", "tenant", "since", "until", "revision", "request")
 
 
 @requires("audit.read")
@@ -39,9 +40,7 @@ def audit(request: HttpRequest) -> HttpResponseBase:
         "problems": problems,
         "since": request.GET.get("since", ""),
         "until": request.GET.get("until", ""),
-        "narrowed": any(
-            request.GET.get(name) for name in ("noun", "action", "actor", "tenant", "since", "until", "revision")
-        ),
+        "narrowed": any(request.GET.get(name) for name in NARROWING),
         **vocabulary(),
     }
     return render(request, "audit/audit.html", context, status=400 if problems else 200)
@@ -95,6 +94,7 @@ def filter_of(request: HttpRequest) -> tuple[AuditFilter, list[str]]:
             actor=text("actor"),
             tenant=text("tenant"),
             object_id=text("object"),
+            request_id=text("request"),
             since=_midnight(since),
             until=_midnight(until, days=1),
             revision=number("revision", "Revision"),

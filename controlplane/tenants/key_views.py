@@ -17,6 +17,8 @@ from controlplane.audit.forms import take_errors
 from controlplane.tenants import key_actions
 from controlplane.tenants.access import requires
 from controlplane.tenants.actions import Stale
+from controlplane.tenants.bulk_nouns import KEYS
+from controlplane.tenants.bulk_views import bulk_bar
 from controlplane.tenants.forms import KeyForm, RotateForm, key_initial
 from controlplane.tenants.key_actions import IssuedKey
 from controlplane.tenants.models import ApiKey
@@ -58,7 +60,10 @@ def keys(request: HttpRequest) -> HttpResponseBase:
         page = keyset_page(rows, ("-id",), cursor=request.GET.get("cursor"))
     except BadCursor as error:
         return bad_request(request, error)
-    context = {"page": page, "q": text, "state": state, "states": STATES, "now": now, "total": rows.count()}
+    context = {
+        "page": page, "q": text, "state": state, "states": STATES, "now": now, "total": rows.count(),
+        **bulk_bar(request, KEYS, page.rows),
+    }  # fmt: skip
     return render(request, "tenants/keys.html", context)
 
 

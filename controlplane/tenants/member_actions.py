@@ -72,10 +72,10 @@ def edit_member(
     return member
 
 
-def remove_member(*, member_id: int, actor: Actor, now: datetime, reason: str = "") -> None:
+def remove_member(*, member_id: int, actor: Actor, now: datetime, reason: str = "", version: int | None = None) -> None:
     """The person can no longer sign in and open sessions end; the audit log keeps the name."""
     with transaction.atomic():
-        member = _locked(member_id, None)
+        member = _locked(member_id, version)
         if member.role == Role.ADMIN:
             _keep_an_admin(member)
         if member.user_id == actor.id:

@@ -14,6 +14,8 @@ from controlplane.audit.forms import take_errors
 from controlplane.tenants import member_actions
 from controlplane.tenants.access import may, requires
 from controlplane.tenants.actions import Stale
+from controlplane.tenants.bulk_nouns import MEMBERS
+from controlplane.tenants.bulk_views import bulk_bar
 from controlplane.tenants.forms import MemberEditForm, MemberForm, PasswordForm, member_initial
 from controlplane.tenants.queries import installation, member_for
 from controlplane.tenants.queries import members as all_members
@@ -64,7 +66,10 @@ def members(request: HttpRequest) -> HttpResponse:
         page = keyset_page(rows, ("user__username", "id"), cursor=request.GET.get("cursor"))
     except BadCursor as error:
         return bad_request(request, error)
-    context = {"page": page, "q": text, "role_chosen": role, "roles": [r.value for r in Role], "total": rows.count()}
+    context = {
+        "page": page, "q": text, "role_chosen": role, "roles": [r.value for r in Role], "total": rows.count(),
+        **bulk_bar(request, MEMBERS, page.rows),
+    }  # fmt: skip
     return render(request, "tenants/members.html", context)
 
 

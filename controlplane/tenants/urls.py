@@ -2,16 +2,20 @@
 
 from django.urls import path
 
-from controlplane.tenants import account_views, audit_views, description, key_views, member_views, views
+from controlplane.tenants import account_views, audit_views, bulk_views, description, key_views, member_views, views
 
 urlpatterns = [
     path("account/password/", account_views.password, name="password"),
+    path("tenant-names/", views.tenant_names, name="tenant-names"),
     path("tenants/new/", views.tenant_new, name="tenant-new"),
     path("tenants/<slug:slug>/edit/", views.tenant_edit, name="tenant-edit"),
     path("tenants/<slug:slug>/suspend/", views.tenant_suspend, name="tenant-suspend"),
     path("tenants/<slug:slug>/resume/", views.tenant_resume, name="tenant-resume"),
     path("tenants/<slug:slug>/archive/", views.tenant_archive, name="tenant-archive"),
     path("tenants/<slug:slug>/keys/new/", key_views.key_new, name="key-new"),
+    path("bulk/tenants/", bulk_views.tenants, name="tenants-bulk"),
+    path("bulk/keys/", bulk_views.keys, name="keys-bulk"),
+    path("bulk/members/", bulk_views.members, name="members-bulk"),
     path("keys/", key_views.keys, name="api-keys"),
     path("keys/<slug:public_id>/edit/", key_views.key_edit, name="key-edit"),
     path("keys/<slug:public_id>/rotate/", key_views.key_rotate, name="key-rotate"),

@@ -18,7 +18,7 @@ from controlplane.tenants.access import member_of, requires
 from controlplane.tenants.actions import Stale
 from controlplane.tenants.forms import TenantForm, tenant_initial
 from controlplane.tenants.models import Tenant
-from controlplane.tenants.queries import tenant_for
+from controlplane.tenants.queries import tenant_for, visible_tenants
 from controlplane.tenants.review import (
     Line,
     confirmed,
@@ -29,6 +29,7 @@ from controlplane.tenants.review import (
     review_page,
 )
 from controlplane.tenants.roles import Role
+from controlplane.tenants.tenant_field import in_use, suggestions
 
 LABELS = {
     "slug": "Short name",
@@ -54,6 +55,13 @@ def start(request: HttpRequest) -> HttpResponseRedirect:
         return redirect(reverse("home"))
     except NoReverseMatch:
         return redirect("tenants")
+
+
+@requires("tenant.read")
+def tenant_names(request: HttpRequest) -> HttpResponse:
+    """Suggestions for a field that asks for a tenant: those whose names hold what is typed, under whatever name."""
+    text = next((str(typed) for typed in request.GET.values()), "").strip()[:120]
+    return HttpResponse(suggestions(in_use(visible_tenants(request.user)), text))
 
 
 @requires("tenant.write")
