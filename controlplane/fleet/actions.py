@@ -260,8 +260,13 @@ def approve_agent(*, agent_id: int, actor: Actor, now: datetime) -> Agent:
     return agent
 
 
-def request_drain(*, agent_id: int, actor: Actor, now: datetime, reason: str) -> Agent:
-    """The agent takes no new request from its next report on and finishes what it has. Asking twice changes nothing."""
+def request_drain(
+    *, agent_id: int, actor: Actor, now: datetime, reason: str, noted: Mapping[str, Any] | None = None
+) -> Agent:
+    """The agent takes no new request from its next report on and finishes what it has. Asking twice changes nothing.
+
+    `noted`, here and below, is kept in the audit entry: what the person was told to expect.
+    """
     reason = checked_reason(reason)
     with transaction.atomic():
         agent = _locked_agent(agent_id)
@@ -270,12 +275,14 @@ def request_drain(*, agent_id: int, actor: Actor, now: datetime, reason: str) ->
             return agent
         agent.drain_requested_at = now
         agent.save(update_fields=["drain_requested_at"])
-        after = {"drain_requested_at": now}
+        after = {"drain_requested_at": now, **(noted or {})}
         _record_agent(agent, "agent.drain", {"drain_requested_at": None}, after, actor, now, reason)
     return agent
 
 
-def cancel_drain(*, agent_id: int, actor: Actor, now: datetime, reason: str) -> Agent:
+def cancel_drain(
+    *, agent_id: int, actor: Actor, now: datetime, reason: str, noted: Mapping[str, Any] | None = None
+) -> Agent:
     """The agent serves again from its next report on."""
     reason = checked_reason(reason)
     with transaction.atomic():
@@ -286,7 +293,8 @@ def cancel_drain(*, agent_id: int, actor: Actor, now: datetime, reason: str) -> 
         before = {"drain_requested_at": agent.drain_requested_at}
         agent.drain_requested_at = None
         agent.save(update_fields=["drain_requested_at"])
-        _record_agent(agent, "agent.undrain", before, {"drain_requested_at": None}, actor, now, reason)
+        after = {"drain_requested_at": None, **(noted or {})}
+        _record_agent(agent, "agent.undrain", before, after, actor, now, reason)
     return agent
 
 

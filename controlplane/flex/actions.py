@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime, timedelta
+from typing import Any
 
 from django.core.exceptions import ValidationError
 from django.db import transaction
@@ -22,8 +24,12 @@ FREEZE_MOST = timedelta(days=7)
 _FREEZE_FIELDS = ["frozen_since", "frozen_until", "frozen_by", "freeze_reason", "live_number"]
 
 
-def recall_slot(*, slot_id: int, actor: Actor, now: datetime, reason: str) -> Grant:
+def recall_slot(
+    *, slot_id: int, actor: Actor, now: datetime, reason: str, noted: Mapping[str, Any] | None = None
+) -> Grant:
     """Asks a lent slot back; the controller recalls it at its next tick. Asking twice changes nothing.
+
+    `noted`, here and below, is kept in the audit entry: what the person was told to expect.
 
     Raises ValidationError when the reason is missing or the slot is not lent.
     """
@@ -33,11 +39,14 @@ def recall_slot(*, slot_id: int, actor: Actor, now: datetime, reason: str) -> Gr
         if grant is None or grant.state != SlotState.LENT:
             raise ValidationError({"slot": _not_lent(slot_id, grant)})
         if not grant.manual_recall:
-            _ask_back([grant], actor, now, reason)
+            _ask_back([grant], actor, now, reason, noted)
     return grant
 
 
-def freeze(*, pool_id: int, actor: Actor, now: datetime, reason: str, until: datetime | None = None) -> Pool:
+def freeze(
+    *, pool_id: int, actor: Actor, now: datetime, reason: str, until: datetime | None = None,
+    noted: Mapping[str, Any] | None = None,
+) -> Pool:  # fmt: skip
     """No new loan in a pool until an instant (default one hour from now); loans run on. A new freeze replaces an old.
 
     Raises ValidationError when the reason is missing or the end is not within the next seven days.
@@ -47,24 +56,27 @@ def freeze(*, pool_id: int, actor: Actor, now: datetime, reason: str, until: dat
     if not now < until <= now + FREEZE_MOST:
         raise ValidationError({"until": "Choose an end that is ahead, and at most 7 days from now."})
     with transaction.atomic():
-        return _freeze(pool_id, actor, now, reason, until)
+        return _freeze(pool_id, actor, now, reason, until, noted)
 
 
-def freeze_and_recall(*, pool_id: int, actor: Actor, now: datetime, reason: str, until: datetime | None = None) -> Pool:
+def freeze_and_recall(
+    *, pool_id: int, actor: Actor, now: datetime, reason: str, until: datetime | None = None,
+    noted: Mapping[str, Any] | None = None,
+) -> Pool:  # fmt: skip
     """Freezes a pool and asks every lent slot back: the other button, and what a page-level burn does."""
     with transaction.atomic():
-        pool = freeze(pool_id=pool_id, actor=actor, now=now, reason=reason, until=until)
+        pool = freeze(pool_id=pool_id, actor=actor, now=now, reason=reason, until=until, noted=noted)
         _ask_all_back(pool_id, actor, now, reason.strip())
     return pool
 
 
-def unfreeze(*, pool_id: int, actor: Actor, now: datetime, reason: str) -> Pool:
+def unfreeze(*, pool_id: int, actor: Actor, now: datetime, reason: str, noted: Mapping[str, Any] | None = None) -> Pool:
     """Allows new loans again. Raises ValidationError when the reason is missing; an unfrozen pool stays as it is."""
     reason = checked_reason(reason)
     with transaction.atomic():
         pool = _locked_pool(pool_id)
         if pool.frozen_since is not None:
-            _thaw(pool, "flex.unfreeze", actor, now, reason)
+            _thaw(pool, "flex.unfreeze", actor, now, reason, noted)
     return pool
 
 
@@ -104,14 +116,16 @@ def _ask_all_back(pool_id: int, actor: Actor, now: datetime, reason: str) -> int
     return len(grants)
 
 
-def _ask_back(grants: list[Grant], actor: Actor, now: datetime, reason: str) -> None:
+def _ask_back(
+    grants: list[Grant], actor: Actor, now: datetime, reason: str, noted: Mapping[str, Any] | None = None
+) -> None:
     for grant in grants:
         grant.manual_recall, grant.manual_recall_by = True, actor.name
         grant.save(update_fields=["manual_recall", "manual_recall_by"])
         record(
             actor=actor, action="flex.recall", noun="slot", object_id=grant.slot_id, now=now,
             before={"slot": grant.slot.name, "pool": grant.slot.pool.slug, "state": str(grant.state)},
-            after={"manual_recall": True, "fence": grant.fence}, reason=reason,
+            after={"manual_recall": True, "fence": grant.fence, **(noted or {})}, reason=reason,
         )  # fmt: skip
 
 
@@ -122,7 +136,9 @@ def _locked_pool(pool_id: int) -> Pool:
     return pool
 
 
-def _freeze(pool_id: int, actor: Actor, now: datetime, reason: str, until: datetime) -> Pool:
+def _freeze(
+    pool_id: int, actor: Actor, now: datetime, reason: str, until: datetime, noted: Mapping[str, Any] | None
+) -> Pool:
     pool = _locked_pool(pool_id)
     before = _frozen(pool)
     running = pool.frozen_since is not None and (pool.frozen_until is None or pool.frozen_until > now)
@@ -131,18 +147,20 @@ def _freeze(pool_id: int, actor: Actor, now: datetime, reason: str, until: datet
     _announce(pool)
     record(
         actor=actor, action="flex.freeze", noun="pool", object_id=pool.slug, now=now, before=before,
-        after=_frozen(pool), reason=reason,
+        after={**_frozen(pool), **(noted or {})}, reason=reason,
     )  # fmt: skip
     return pool
 
 
-def _thaw(pool: Pool, action: str, actor: Actor, now: datetime, reason: str) -> None:
+def _thaw(
+    pool: Pool, action: str, actor: Actor, now: datetime, reason: str, noted: Mapping[str, Any] | None = None
+) -> None:
     before = _frozen(pool)
     pool.frozen_since, pool.frozen_until, pool.frozen_by, pool.freeze_reason = None, None, "", ""
     _announce(pool)
     record(
-        actor=actor, action=action, noun="pool", object_id=pool.slug, now=now, before=before, after=_frozen(pool),
-        reason=reason,
+        actor=actor, action=action, noun="pool", object_id=pool.slug, now=now, before=before,
+        after={**_frozen(pool), **(noted or {})}, reason=reason,
     )  # fmt: skip
 
 

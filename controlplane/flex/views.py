@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import datetime
 
-from django.contrib import messages
-from django.core.exceptions import ValidationError
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.urls import NoReverseMatch, reverse
 from django.utils import timezone
-from django.utils.http import url_has_allowed_host_and_scheme
 
 from controlplane.audit.actors import actor_of
-from controlplane.audit.forms import ReasonForm, take_errors
+from controlplane.audit.forms import ReasonForm
 from controlplane.fleet.models import Pool, Slot
-from controlplane.flex import actions, queries, wording
+from controlplane.flex import actions, effects, queries, wording
+from controlplane.flex.act_page import Act, act_page
+from controlplane.flex.effects import Effect
 from controlplane.flex.forms import FreezeForm
 from controlplane.flex.models import Decision
 from controlplane.tenants.access import may, requires
@@ -25,17 +22,6 @@ from controlplane.web.pagination import BadCursor, keyset_page
 
 DECISIONS_PER_PAGE = 25
 LOANS_SHOWN = 25
-
-
-@dataclass(frozen=True)
-class Act:
-    """A form page that does one thing to a band."""
-
-    title: str
-    text: str
-    verb: str
-    done: str
-    button: str = "button-primary"
 
 
 @requires("flex.read")
@@ -97,91 +83,81 @@ def recall(request: HttpRequest, slot_id: int) -> HttpResponse:
     slot = Slot.objects.select_related("pool").filter(pk=slot_id).first()
     if slot is None:
         raise Http404("There is no such slot.")
-    act = Act(
+    act = _act(
+        slot.pool,
         title=f"Recall {slot.name}",
-        text=f"{slot.name} of {slot.pool.slug} stops taking batch at once. What runs has the drain bound of "
-        f"{slot.pool.drain_bound_s} s to end; then it is cancelled where that is possible.",
+        text=f"{slot.name} of {slot.pool.slug} comes home: it stops taking batch at once, and what runs may finish.",
         verb=f"Recall {slot.name}",
         done=f"Requested: {slot.name} is recalled within a second.",
+        noun="slot",
+        object_id=str(slot.pk),
         button="button-danger",
     )
 
-    def do(form: ReasonForm, now: datetime) -> None:
-        actions.recall_slot(slot_id=slot.pk, actor=actor_of(request), now=now, reason=form.cleaned_data["reason"])
+    def do(form: ReasonForm, effect: Effect, now: datetime) -> None:
+        actions.recall_slot(
+            slot_id=slot.pk, actor=actor_of(request), now=now, reason=form.cleaned_data["reason"], noted=effect.noted
+        )
 
-    return _act(request, slot.pool, act, ReasonForm, do)
+    return act_page(request, act, lambda now: effects.of_recall(slot, now), do)
 
 
 @requires("flex.read", write="flex.act")
 def freeze(request: HttpRequest, slug: str) -> HttpResponse:
     pool = _pool_or_404(slug)
-    act = Act(
+    act = _act(
+        pool,
         title=f"Freeze lending in {pool.slug}",
         text="No new loan until the freeze ends; loans run on unless you recall them. Takes effect within 2 s.",
         verb="Freeze lending",
         done=f"Requested: no new loans in {pool.slug}.",
     )
 
-    def do(form: ReasonForm, now: datetime) -> None:
+    def do(form: ReasonForm, effect: Effect, now: datetime) -> None:
         if not isinstance(form, FreezeForm):
             raise TypeError("freezing needs its own form")
         freeze_pool = actions.freeze_and_recall if form.cleaned_data["recall"] else actions.freeze
         freeze_pool(
             pool_id=pool.pk, actor=actor_of(request), now=now, reason=form.cleaned_data["reason"],
-            until=now + form.length(),
+            until=now + form.length(), noted=effect.noted,
         )  # fmt: skip
 
-    return _act(request, pool, act, FreezeForm, do)
+    return act_page(request, act, lambda now: effects.of_freeze(pool, now), do, FreezeForm)
 
 
 @requires("flex.read", write="flex.act")
 def unfreeze(request: HttpRequest, slug: str) -> HttpResponse:
     pool = _pool_or_404(slug)
-    act = Act(
+    act = _act(
+        pool,
         title=f"Allow lending in {pool.slug}",
         text="New loans are possible again when every check for one holds. Takes effect within 2 s.",
         verb="Allow lending",
         done=f"Requested: loans are possible again in {pool.slug}.",
     )
 
-    def do(form: ReasonForm, now: datetime) -> None:
-        actions.unfreeze(pool_id=pool.pk, actor=actor_of(request), now=now, reason=form.cleaned_data["reason"])
+    def do(form: ReasonForm, effect: Effect, now: datetime) -> None:
+        actions.unfreeze(
+            pool_id=pool.pk, actor=actor_of(request), now=now, reason=form.cleaned_data["reason"], noted=effect.noted
+        )
 
-    return _act(request, pool, act, ReasonForm, do)
+    return act_page(request, act, lambda now: effects.of_unfreeze(pool, now), do)
 
 
 def _act(
-    request: HttpRequest,
-    pool: Pool,
-    act: Act,
-    form_class: type[ReasonForm],
-    do: Callable[[ReasonForm, datetime], None],
-) -> HttpResponse:
-    """GET asks for the reason, POST does it and goes back to where the person came from."""
-    back = _back(request, pool)
-    form = form_class(request.POST) if request.method == "POST" else form_class()
-    if form.is_bound and form.is_valid():
-        try:
-            do(form, timezone.now())
-        except ValidationError as error:
-            take_errors(form, error)
-        else:
-            messages.success(request, act.done)
-            return redirect(back)
-    context = {"act": act, "form": form, "pool": pool, "back": back, "nav_section": "pools",
-               "may_act": may(request.user, "flex.act")}  # fmt: skip
-    return render(request, "flex/act.html", context, status=422 if form.is_bound else 200)
-
-
-def _back(request: HttpRequest, pool: Pool) -> str:
-    """Where the form was sent from, if it is one of our own addresses; else the pool's page."""
-    wanted = request.POST.get("next") or request.GET.get("next") or ""
-    if url_has_allowed_host_and_scheme(wanted, allowed_hosts={request.get_host()}, require_https=request.is_secure()):
-        return wanted
+    pool: Pool, *, title: str, text: str, verb: str, done: str, noun: str = "pool", object_id: str = "",
+    button: str = "button-primary",
+) -> Act:  # fmt: skip
+    """An act on a pool's band, which leads back to the pool's page."""
     try:
-        return reverse("pool", args=[pool.slug])
+        back = reverse("pool", args=[pool.slug])
     except NoReverseMatch:
-        return reverse("flex-pool", args=[pool.slug])
+        back = reverse("flex-pool", args=[pool.slug])
+    return Act(
+        title=title, text=text, verb=verb, done=done, permission="flex.act", noun=noun,
+        object_id=object_id or pool.slug, acts=("flex.recall", "flex.freeze", "flex.unfreeze"), back=back,
+        back_label=pool.slug, nav_section="pools", button=button,
+    )  # fmt: skip
 
 
 def _pool_or_404(slug: str) -> Pool:

@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django.db import connection
+from django.urls import reverse
 
 from controlplane.alerts.models import Event
 from controlplane.alerts.queries import Mark, marks
@@ -21,6 +22,7 @@ from controlplane.fleet.models import Agent, Pool, Slot, SlotInterval, SlotTenur
 from controlplane.flex.models import Decision, Grant, Lend
 from controlplane.flex.telemetry import week_start
 from controlplane.live import contracts, deadlines, stages
+from controlplane.live.act_kinds import ACTS
 from controlplane.live.queues import AgentWord, QueueNames
 from controlplane.live.strip import WINDOW, DecisionRow, Lane, SlotNow
 from controlplane.policy.models import Revision
@@ -81,6 +83,7 @@ class Change:
     kind: str
     who: str
     what: str
+    url: str = ""
 
 
 @dataclass
@@ -347,7 +350,14 @@ def _changes(now: datetime) -> list[Change]:
         AuditEntry.objects.filter(at__gte=since).exclude(noun__in=("session", "event")).order_by("-id")[:CHANGES_SHOWN]
     )
     rows = [
-        Change(f"a{e.pk}", e.at, _NOUNS.get(e.noun, e.noun), e.actor_name, _audit_words(e.action, e.object_id))
+        Change(
+            f"a{e.pk}",
+            e.at,
+            _NOUNS.get(e.noun, e.noun),
+            e.actor_name,
+            _audit_words(e.action, e.object_id),
+            reverse("act", args=[e.pk]) if e.action in ACTS else "",
+        )
         for e in audit
     ]
     for lend in (

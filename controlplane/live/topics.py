@@ -75,7 +75,8 @@ def fleet(reading: Reading) -> State:
         "agents_meta": _agents_meta(reading, agents),
         "alerts": alerting.alert_rows(reading),
         "changes": [
-            {"key": c.key, "at": iso(c.at), "kind": c.kind, "who": c.who, "what": c.what} for c in reading.changes
+            {"key": c.key, "at": iso(c.at), "kind": c.kind, "who": c.who, "what": c.what, "url": c.url}
+            for c in reading.changes
         ],
         "spillover": [
             {
@@ -304,7 +305,6 @@ def _flex(reading: Reading, pool: Pool, cells: list[dict[str, Any]]) -> list[dic
                 "agent": slot.agent_name,
                 "recall_url": attention.link("flex-recall", slot.slot_id),
                 "recallable": kind == "lent",
-                "dialog": f"recall-{slot.name}",
             }
         )
     return entries

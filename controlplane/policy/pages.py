@@ -12,6 +12,7 @@ from controlplane.policy.diff import Change, Group, diff, groups, tally
 from controlplane.policy.models import Delivery, Revision, Rollout, Wave
 from controlplane.policy.queries import (
     SILENT_AFTER,
+    AgentDrift,
     Progress,
     latest_revision,
     progress,
@@ -51,6 +52,20 @@ def revision_rows(revisions: list[Revision]) -> list[RevisionRow]:
 def _revision_row(revision: Revision, rollout: Rollout | None, counts: dict[int, Progress]) -> RevisionRow:
     count = counts.get(rollout.pk) if rollout else None
     return RevisionRow(revision, rollout, count, *rollout_chip(rollout, count))
+
+
+def reach(agents: list[AgentDrift]) -> str:
+    """Whom a push or a rollback of everything reaches now, in words."""
+    pools = len({row.pool for row in agents})
+    heard = sum(row.state not in ("silent", "never") for row in agents)
+    if not agents:
+        return "No agent is in use: nobody is asked to apply it."
+    word = "agent" if len(agents) == 1 else "agents"
+    later = "" if heard == len(agents) else "; the others apply it with their next report"
+    return (
+        f"It goes to {len(agents):,} {word} in {pools:,} pool{'' if pools == 1 else 's'}. {heard:,} of them report now"
+        f" and apply it within seconds{later}. The rollout's page counts them."
+    )
 
 
 def rollout_chip(rollout: Rollout | None, count: Progress | None) -> tuple[str, str]:

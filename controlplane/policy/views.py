@@ -13,7 +13,7 @@ from controlplane.policy.configuration import Configuration
 from controlplane.policy.diff import diff, groups, tally
 from controlplane.policy.forms import PushForm, ReasonForm
 from controlplane.policy.models import Revision, Rollout
-from controlplane.policy.pages import review, revision_rows, rollout_page
+from controlplane.policy.pages import reach, review, revision_rows, rollout_page
 from controlplane.policy.queries import AgentDrift, drift, latest_revision
 from controlplane.policy.triton_files import triton_file, triton_links
 from controlplane.tenants.access import may, requires
@@ -168,6 +168,7 @@ def _revision(request: HttpRequest, revision: Revision, form: ReasonForm, status
         "undo_tally": tally(undo),
         "form": form,
         "may_roll_back": may(request.user, "policy.rollback"),
+        "reach": reach(drift(now)),
     }
     return render(request, "policy/revision.html", context, status=status)
 

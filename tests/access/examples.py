@@ -28,7 +28,7 @@ from controlplane.contracts.actions import create_contract
 from controlplane.contracts.models import Contract
 from controlplane.core.reasons import Reason
 from controlplane.experiments.models import Experiment, ExperimentResult
-from controlplane.fleet.actions import create_enrolment_token
+from controlplane.fleet.actions import create_enrolment_token, request_drain
 from controlplane.flex.models import Decision, Lend
 from controlplane.jobs.models import Batch, Job, StoredFile
 from controlplane.jobs.storage import Writing
@@ -106,6 +106,11 @@ def workload_class(owner: str) -> str:
 
 def flex_slot(owner: str) -> int:
     return factories.Slot.objects.filter(pool__slug=pool(owner), band="flex").latest("pk").pk
+
+
+def act_entry(owner: str) -> int:
+    row = request_drain(agent_id=agent(owner), actor=ACTOR, now=factories.NOW, reason="example")
+    return AuditEntry.objects.filter(action="agent.drain", object_id=str(row.pk)).latest("pk").pk
 
 
 def loan(owner: str) -> int:
@@ -449,6 +454,11 @@ ARGUMENTS: dict[tuple[str, str], Maker] = {
     ("policy/revisions/", "pool"): pool,
     ("policy/rollouts/", "number"): rollout,
     ("flex/slots/", "slot_id"): flex_slot,
+    ("acts/", "entry_id"): act_entry,
+    ("acts/drain/", "agent_id"): agent,
+    ("acts/undrain/", "agent_id"): agent,
+    ("acts/suspend/", "slug"): tenant,
+    ("acts/resume/", "slug"): tenant,
     ("flex/decisions/", "decision_id"): decision,
     ("api/v1/policy/revisions/", "number"): rollout,
     ("api/v1/policy/revisions/", "pool"): pool,

@@ -34,8 +34,9 @@ MORE_PAGES = (
 NEVER_LEFT_OUT = {
     "invoices", "invoice", "invoice-upload", "period", "variance-propose", "proposals", "proposal-decide", "pool-sku",
     "planned-rate", "exports", "cost-rate-new", "rate-card-new", "budget-new", "budget-edit", "key-rotate",
-    "tenant-suspend", "flex-freeze", "flex-recall", "agent-retire", "job-cancel", "member-new", "login", "logout",
-    "invitation-new", "invitation", "token-new", "mfa_activate_totp", "account_reauthenticate", "openid_connect_login",
+    "act-suspend", "act-drain", "flex-freeze", "flex-recall", "agent-retire", "job-cancel", "member-new", "login",
+    "logout", "invitation-new", "invitation", "token-new", "mfa_activate_totp", "account_reauthenticate",
+    "openid_connect_login",
 }  # fmt: skip
 #: These stand in no page of the product.
 NOT_OURS = {"web/styleguide.html"}

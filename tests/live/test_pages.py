@@ -61,28 +61,32 @@ def test_pool_page_shows_queue_stages_strip_and_why(scene, oncall):
     page = body(oncall, "pool", "chat-70b")
     for text in (
         "Queue takes", "Recall f2", "Lend f1", "214 rate_limit, 38 wait_too_long", "f1 is lent to bulk",
-        "Closest to a recall", "Demo values", "Recall f1", "Freeze lending", "stack_p99",
+        "Closest to a recall", "Demo values", "Freeze lending", "stack_p99",
     ):  # fmt: skip
         assert text in page, text
     assert reverse("flex-recall", args=[scene.slots["f1"].pk]) in page
 
 
-def test_the_freeze_dialog_has_the_choice_to_recall_too(scene, oncall):
+def test_buttons_lead_to_the_effect_of_what_they_do(scene, oncall):
     page = body(oncall, "pool", "chat-70b")
     address = reverse("flex-freeze", args=["chat-70b"])
-    dialog = page[page.index(f'action="{address}"') :]
-    dialog = dialog[: dialog.index("</dialog>")]
-    assert '<input type="checkbox" name="recall"> Recall every lent slot too' in dialog
-    assert page.count('name="recall"') == 1, "the other dialogs have no such choice"
+    recall = reverse("flex-recall", args=[scene.slots["f1"].pk])
+    for where in (address, reverse("flex-unfreeze", args=["chat-70b"]), recall):
+        assert f'href="{where}"' in page
+    form = oncall.get(address).content.decode()
+    assert "Frozen and recalled" in form and "Recall every lent slot too" in form
     answer = oncall.post(address, {"reason": "incident", "recall": "on"})
     assert answer.status_code == 302
     assert list(Grant.objects.filter(manual_recall=True).values_list("slot__name", flat=True)) == ["f1"]
+    story = oncall.get(answer.url).content.decode()
+    assert "Freeze of lending in chat-70b" in story and "Recalled with it" in story
+    home = body(oncall, "home")
+    assert f'href="{answer.url.partition("?")[0]}"' in home, "what changed leads to what came of it"
 
 
 def test_a_viewer_sees_the_pool_and_no_button_that_acts(scene):
     page = body(person("viewer"), "pool", "chat-70b")
     assert "f1 is lent" in page
-    assert "data-open-dialog" not in page
     assert reverse("flex-freeze", args=["chat-70b"]) not in page
 
 
