@@ -24,12 +24,15 @@ from controlplane.web import outbound
 
 SILENCE_LONGEST = timedelta(days=30)
 PLANNED_AHEAD_MOST = timedelta(days=365)
-KINDS = ("burn", "absence", "overdue", "lost", "uncounted")
+KINDS = ("burn", "absence", "overdue", "lost", "deadline", "parked", "drift", "uncounted")
 KIND_WORDS = {
     "burn": "Error budget burns",
     "absence": "No telemetry",
     "overdue": "Slot past its drain bound",
     "lost": "Agent vanished",
+    "deadline": "Batch deadline at risk",
+    "parked": "Batch items parked",
+    "drift": "Agents run another revision",
     "uncounted": "Usage in no total",
 }
 EVENT_KINDS = ("deploy", "network", "hardware", "config", "other")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
@@ -11,6 +11,7 @@ from django.contrib.auth.models import AnonymousUser, User
 from django.db.models import Case, DateTimeField, F, IntegerField, Q, QuerySet, Value, When
 from django.db.models.functions import Coalesce
 
+from controlplane.core.flex_snapshot import FlexSlot
 from controlplane.jobs import queries
 from controlplane.jobs.batch_capacity import efficiencies
 from controlplane.jobs.direct_work import direct_work
@@ -79,8 +80,11 @@ def listed(jobs: Sequence[Job], now: datetime, *, with_slack: bool) -> list[List
     ]
 
 
-def slack_at_deadlines(jobs: Iterable[Job], now: datetime) -> dict[int, float | None]:
-    """Job id -> 1 - required / available at its deadline, for running jobs that have one ahead.
+def slack_at_deadlines(
+    jobs: Iterable[Job], now: datetime, *, slots: Mapping[int, Sequence[FlexSlot]] | None = None
+) -> dict[int, float | None]:
+    """Job id -> 1 - required / available at its deadline, for running jobs that have one ahead; over the slots of now,
+    or over those given by pool id.
 
     Required is all work of its pool due by then, over the time until then. None: nothing serves batch, so no number.
     """
@@ -88,7 +92,8 @@ def slack_at_deadlines(jobs: Iterable[Job], now: datetime) -> dict[int, float | 
     pools = {job.pool_id for job in wanted}
     if not pools:
         return {}
-    slots, worth = queries.slots_of(pools, now), efficiencies(pools, now)
+    slots = queries.slots_of(pools, now) if slots is None else slots
+    worth = efficiencies(pools, now)
     work: dict[int, list[tuple[datetime, int]]] = {pool: [] for pool in pools}
     for row in Job.objects.filter(pool__in=pools, state=Job.State.RUNNING, deadline__gt=now).select_related("pool"):
         assert row.deadline is not None

@@ -1,4 +1,4 @@
-"""Open alerts from a `Reading`: burn, absence, overdue slots, vanished agents, uncounted usage; how they are kept."""
+"""Open alerts from a `Reading`: burn, absence, slots, agents, jobs, uncounted usage; how they are kept."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from controlplane.live.attention import (
     worst_of,
 )
 from controlplane.live.contracts import Evaluation
+from controlplane.live.drift_alerts import drift_alerts
+from controlplane.live.job_alerts import job_alerts
 from controlplane.live.readings import Reading, SlotNow
 from controlplane.live.strip import iso
 from controlplane.live.uncounted_alert import uncounted_alerts
@@ -101,6 +103,8 @@ def conditions(reading: Reading) -> Iterator[Row]:
         slots = reading.slots.get(pool.pk, [])
         yield from (_overdue(pool, slot) for slot in slots if slot.state == "overdue")
         yield from _lost_alerts(pool, slots)
+    yield from job_alerts(reading)
+    yield from drift_alerts(reading)
     yield from uncounted_alerts(reading.uncounted)
 
 

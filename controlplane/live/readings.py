@@ -21,7 +21,7 @@ from controlplane.core.reasons import BY_CODE
 from controlplane.fleet.models import Agent, Pool, Slot, SlotInterval, SlotTenure
 from controlplane.flex.models import Decision, Grant, Lend
 from controlplane.flex.telemetry import week_start
-from controlplane.live import contracts, deadlines, stages
+from controlplane.live import contracts, deadlines, job_risks, stages
 from controlplane.live.act_kinds import ACTS
 from controlplane.live.queues import AgentWord, QueueNames
 from controlplane.live.strip import WINDOW, DecisionRow, Lane, SlotNow
@@ -111,6 +111,7 @@ class Reading:
     changes: list[Change]
     revision: int | None
     uncounted: Uncounted = field(default_factory=Uncounted)
+    job_risks: job_risks.JobRisks = job_risks.NONE
     lends_this_week: dict[int, int] = field(default_factory=dict)
     marks: dict[str, Mark] = field(default_factory=dict)
 
@@ -136,6 +137,7 @@ class SlowParts:
     observed: dict[int, frozenset[datetime]]
     lends_this_week: dict[int, int]
     uncounted: Uncounted
+    job_risks: job_risks.JobRisks
 
 
 def read_slow(now: datetime) -> SlowParts:
@@ -155,6 +157,7 @@ def read_slow(now: datetime) -> SlowParts:
         observed=_observed(now),
         lends_this_week=_lends_this_week(now),
         uncounted=uncounted(now),
+        job_risks=job_risks.read(Pool.objects.filter(archived_at=None), now),
     )
 
 
@@ -190,6 +193,7 @@ def read(now: datetime, slow: SlowParts | None = None) -> Reading:
         revision=Revision.objects.order_by("-number").values_list("number", flat=True).first(),
         lends_this_week=slow.lends_this_week,
         uncounted=slow.uncounted,
+        job_risks=slow.job_risks,
         marks=marks(now),
     )
 

@@ -279,7 +279,7 @@ def _drift_of(agent: Agent, wanted: Desired | None, sent_at: datetime | None, no
         desired=revision,
         applied=live.revision if live is not None and live.revision else None,
         reported_at=live.reported_at if live is not None else None,
-        since=live.reported_at if live is not None and state == "silent" else sent_at,
+        since=live.reported_at if live is not None and state == "silent" else sent_at or agent.enrolled_at,
         reason=reason,
     )
 

@@ -1,0 +1,167 @@
+"""Jobs that will miss their deadline as things stand, jobs that missed it, and items that three failures parked.
+
+Short at this instant is no risk yet: the band may lend, and does so after its hold time. A job is at risk when all the
+loans that the policy allows are too few, or when it stayed short for longer than a loan takes to come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Final
+
+from django.db import connection
+from django.db.models import Q
+
+from controlplane.core.batch_items import ItemState
+from controlplane.core.flex_snapshot import FlexSlot
+from controlplane.core.slot_states import Band, SlotState
+from controlplane.fleet.models import Pool
+from controlplane.jobs.listing import slack_at_deadlines
+from controlplane.jobs.models import Job
+from controlplane.jobs.queries import remaining_gpu_us, slots_of
+
+#: Beyond the hold time: a loan comes with a decision interval, and its slack with a tick.
+LOAN_TAKES: Final = timedelta(seconds=60)
+#: What ended or was due longer ago has been seen by whoever it concerns.
+LOOKED_BACK: Final = timedelta(hours=24)
+#: So many are looked at, by deadline: with more of them the first say enough.
+JOBS_MOST: Final = 500
+
+
+@dataclass(frozen=True, slots=True)
+class JobRisk:
+    """A job short of time. `slack` is at its deadline over the present slots, None where nothing serves batch;
+    `missed`: the deadline has passed."""
+
+    job: Job
+    slack: float | None
+    remaining_us: int
+    missed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ParkedItems:
+    """A job with parked items, and the reason that parked most of the first ones."""
+
+    job: Job
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobRisks:
+    """By pool id."""
+
+    short: Mapping[int, list[JobRisk]]
+    parked: Mapping[int, list[ParkedItems]]
+
+
+NONE: Final = JobRisks({}, {})
+
+
+def read(pools: Iterable[Pool], now: datetime) -> JobRisks:
+    """All pools at once; as many statements for many as for one."""
+    by_id = {pool.pk: pool for pool in pools}
+    return JobRisks(_short(by_id, now), _parked(by_id, now))
+
+
+def _short(pools: Mapping[int, Pool], now: datetime) -> dict[int, list[JobRisk]]:
+    rows = Job.objects.filter(
+        pool__in=list(pools), state=Job.State.RUNNING, deadline__gt=now - LOOKED_BACK
+    ).select_related("pool", "tenant")
+    jobs = list(rows.order_by("deadline", "pk")[:JOBS_MOST])
+    if not jobs:
+        return {}
+    slots = slots_of(pools, now)
+    present = slack_at_deadlines(jobs, now, slots=slots)
+    most = slack_at_deadlines(jobs, now, slots=_all_lent(pools, slots, now))
+    lasting = _short_for_long({job.pool_id for job in jobs if _is_short(present, job)}, now)
+    found: dict[int, list[JobRisk]] = {}
+    for job in jobs:
+        assert job.deadline is not None
+        remaining_us = remaining_gpu_us(job, job.pool)
+        missed = job.deadline <= now
+        risk = _is_short(present, job) and (_is_short(most, job) or job.pool_id in lasting)
+        if remaining_us and (missed or risk):
+            found.setdefault(job.pool_id, []).append(JobRisk(job, present.get(job.pk), remaining_us, missed))
+    return found
+
+
+def _is_short(slack: Mapping[int, float | None], job: Job) -> bool:
+    if job.pk not in slack:
+        return False
+    value = slack[job.pk]
+    return value is None or value < 0
+
+
+def _all_lent(
+    pools: Mapping[int, Pool], slots: Mapping[int, list[FlexSlot]], now: datetime
+) -> dict[int, list[FlexSlot]]:
+    """The slots with every loan that the saved policy allows; a frozen band stays as it is."""
+    found = {}
+    for pool_id, own in slots.items():
+        pool = pools[pool_id]
+        frozen = pool.frozen_since is not None and (pool.frozen_until is None or pool.frozen_until > now)
+        flex = [slot for slot in own if slot.band is Band.FLEX]
+        away = sum(slot.state is SlotState.LENT for slot in flex)
+        room = 0 if frozen else (len(flex) if pool.max_lent is None else max(0, pool.max_lent - away))
+        home = [slot.name for slot in flex if slot.state is SlotState.HOME][:room]
+        found[pool_id] = [replace(slot, state=SlotState.LENT) if slot.name in home else slot for slot in own]
+    return found
+
+
+_LASTING_SQL = """
+SELECT pool.id FROM fleet_pool pool
+ CROSS JOIN LATERAL (SELECT %(now)s - make_interval(secs => pool.lend_hold_s + %(takes)s) AS since) own
+ WHERE pool.id = ANY(%(pools)s)
+   AND EXISTS (SELECT 1 FROM flex_poolsample
+                WHERE pool_id = pool.id AND at <= own.since AND at > own.since - interval '30 seconds')
+   AND NOT EXISTS (SELECT 1 FROM flex_poolsample WHERE pool_id = pool.id AND at > own.since AND slack >= 0)
+"""
+
+
+def _short_for_long(pool_ids: Iterable[int], now: datetime) -> set[int]:
+    """Pools whose slack was negative in every sample of their hold time and a loan's time beyond it."""
+    wanted = sorted(pool_ids)
+    if not wanted:
+        return set()
+    with connection.cursor() as cursor:
+        cursor.execute(_LASTING_SQL, {"pools": wanted, "now": now, "takes": LOAN_TAKES.total_seconds()})
+        return {pool_id for (pool_id,) in cursor.fetchall()}
+
+
+_REASONS_SQL = """
+SELECT job_id, reason FROM (
+    SELECT wanted.id AS job_id, item.reason, count(*) AS items,
+           row_number() OVER (PARTITION BY wanted.id ORDER BY count(*) DESC, item.reason) AS place
+      FROM unnest(%(jobs)s::bigint[], %(days)s::date[]) AS wanted (id, day)
+     CROSS JOIN LATERAL (
+           SELECT reason FROM jobs_item WHERE day = wanted.day AND job_id = wanted.id AND state = %(parked)s
+            ORDER BY line LIMIT 1000) item
+     GROUP BY wanted.id, item.reason
+) counted WHERE place = 1
+"""
+
+
+def _parked(pools: Mapping[int, Pool], now: datetime) -> dict[int, list[ParkedItems]]:
+    """Jobs that run, or ended lately, with parked items that nobody tried again."""
+    lately = Q(state=Job.State.RUNNING) | Q(state=Job.State.COMPLETED, finished_at__gt=now - LOOKED_BACK)
+    rows = Job.objects.filter(lately, pool__in=list(pools), items_parked__gt=0).select_related("pool", "tenant")
+    jobs = list(rows.order_by("-items_parked", "pk")[:JOBS_MOST])
+    reasons = _reasons([job for job in jobs if job.has_items])
+    found: dict[int, list[ParkedItems]] = {}
+    for job in jobs:
+        found.setdefault(job.pool_id, []).append(ParkedItems(job, reasons.get(job.pk, "")))
+    return found
+
+
+def _reasons(jobs: list[Job]) -> dict[int, str]:
+    if not jobs:
+        return {}
+    with connection.cursor() as cursor:
+        cursor.execute(
+            _REASONS_SQL,
+            {"jobs": [job.pk for job in jobs], "days": [job.day for job in jobs], "parked": int(ItemState.PARKED)},
+        )
+        return dict(cursor.fetchall())
