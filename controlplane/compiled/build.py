@@ -39,6 +39,7 @@ folder = Path(sys.argv[1])
 sys.path.append(str(folder))
 sys.meta_path.insert(0, finder.CompiledFinder(folder))
 import controlplane.agent.cli
+import controlplane.lab.asking
 """
 
 

@@ -1,4 +1,4 @@
-"""Which modules an agent may load as machine code, and where a build of exactly these sources lies.
+"""Which modules agents and the lab may load as machine code, and where a build of exactly these sources lies.
 
 A build is named by the digest of all sources of the packages below and of the interpreter it was made for. Edited
 sources have another name, so an old build is never loaded: whoever edits runs what is written.
@@ -13,7 +13,7 @@ from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parent.parent.parent
 BUILDS: Final = ROOT / "compiled"
-SOURCES: Final = ("core", "wire", "agent")
+SOURCES: Final = ("core", "wire", "agent", "lab")
 """Packages whose sources name a build: compiled code has constants of modules that are not compiled in it."""
 MODULES: Final = (
     "core.admission", "core.admission_snapshot", "core.class_queue", "core.estimate", "core.explain_admission",
@@ -26,6 +26,7 @@ MODULES: Final = (
     "agent.known_heads", "agent.latency_totals", "agent.learning", "agent.live_figures", "agent.meters",
     "agent.objectives", "agent.purses", "agent.readiness", "agent.refusal_log", "agent.registry", "agent.replies",
     "agent.request_ids", "agent.routes", "agent.settlement", "agent.sliding", "agent.spool", "agent.tokenless_time",
+    "lab.calls", "lab.items", "lab.pool_control", "lab.simulator", "lab.storm", "lab.timeline",
 )  # fmt: skip
 """What a request passes, below `controlplane`. Modules that define a `msgspec.Struct` stay as they are."""
 

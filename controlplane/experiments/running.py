@@ -146,7 +146,7 @@ def _process_of(row: Experiment) -> Iterator[tuple[subprocess.Popen[bytes], Path
             (folder / file).write_bytes(content)
         with open(folder / "errors", "w+b") as errors:
             process = subprocess.Popen(
-                [sys.executable, "-m", "controlplane.lab.asking", row.kind, *row.arguments], cwd=folder,
+                [sys.executable, "-m", "controlplane.lab", row.kind, *row.arguments], cwd=folder,
                 env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors,
             )  # fmt: skip
             try:

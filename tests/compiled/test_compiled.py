@@ -1,6 +1,7 @@
 """A build is used for exactly the sources it was made of, and behaves as they do."""
 
 import ast
+import os
 import shutil
 import subprocess
 import sys
@@ -11,8 +12,17 @@ import pytest
 
 from controlplane.compiled import build, finder, modules
 from controlplane.compiled.__main__ import missing
+from controlplane.lab.asking import ANSWER
+from tests.lab.nights import azure_file, mooncake_file
 
 HELD_TO = ("tests/core/test_scheduling.py", "tests/core/test_admission.py", "tests/agent/test_engine.py")
+ASK = """
+import importlib, runpy, sys
+if "{0}" == "controlplane.lab":
+    runpy.run_module("controlplane.lab", run_name="__main__", alter_sys=True)
+else:
+    sys.exit(importlib.import_module("{0}").main(*sys.argv[1:]))
+"""
 WITHOUT = """
 from controlplane.compiled import finder
 print(finder.use_compiled())
@@ -47,7 +57,7 @@ def test_no_class_of_the_interpreter_derives_from_one_that_is_compiled():
         path: [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)] for path, tree in trees.items()
     }
     native = {node.name for path in compiled for node in classes[path]}
-    agents = [path for path in trees if path.parts[-2] in ("agent", "backends") and path not in compiled]
+    agents = [path for path in trees if path.parts[-2] in ("agent", "backends", "lab") and path not in compiled]
     found = [
         f"{path.name}: {node.name}"
         for path in agents
@@ -83,6 +93,21 @@ def test_the_same_tests_pass_on_the_build_where_there_is_one():
     done = subprocess.run(command, cwd=modules.ROOT, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, done.stdout[-3_000:]
     assert f"compiled: True {modules.BUILDS}" in done.stdout
+
+
+def test_the_lab_answers_the_same_bytes_on_a_build_where_there_is_one(tmp_path):
+    """A stored answer is computed again to the byte, also where one of the two was interpreted."""
+    azure, night = azure_file(tmp_path, 200), mooncake_file(tmp_path, 40)
+    question = ["replay", f"--trace={azure}", f"--job={night}:deadline_h=0.2", "--policy=reserved", "--slots=4",
+                "--per-slot=4", "--safe-rate=2=20,4=40", "--curve=h100"]  # fmt: skip
+    answers = []
+    for module in ("controlplane.lab", "controlplane.lab.asking"):
+        folder = tmp_path / module
+        folder.mkdir()
+        command = [sys.executable, "-c", ASK.format(module), *question]
+        subprocess.run(command, cwd=folder, env={**os.environ, "PYTHONPATH": str(modules.ROOT)}, check=True)
+        answers.append((folder / ANSWER).read_bytes())
+    assert answers[0] == answers[1] and b"interactive" in answers[0]
 
 
 def test_what_takes_too_long_is_ended_with_all_it_started(tmp_path, monkeypatch):

@@ -303,21 +303,10 @@ def horizon(workload: Workload, document) -> int:
     return (workload.at_us[-1] if len(workload) else 0) + 2 * longest_s * 1_000_000 + 1
 
 
-class Watching(Simulator):
-    """A simulator that keeps the order of its starts."""
-
-    def __init__(self, *args) -> None:
-        self.starts: list[tuple[int, int, int]] = []
-        super().__init__(*args)
-
-    def _dispatch(self, request, now_us) -> None:
-        self.starts.append((now_us, self.calls[int(request.id)].row, request.slot_index))
-        super()._dispatch(request, now_us)
-
-
 def simulate(document, workload: Workload, service, grants=()) -> Decided:
     """The simulator on the same events, in the same form."""
-    lab = Watching(document, workload, service)
+    lab, starts = Simulator(document, workload, service), []
+    lab.on_start = lambda now_us, row, slot: starts.append((now_us, row, slot))
 
     def grant(slot_id: int, fence: int, action: str, ttl_us: int) -> None:
         message = Grant(slot_id=slot_id, fence=fence, action=action, ttl_us=ttl_us)
@@ -327,7 +316,7 @@ def simulate(document, workload: Workload, service, grants=()) -> Decided:
     for at_us, *rest in sorted(grants):
         lab.at(START_US + at_us, lambda rest=rest: grant(*rest))
     lab.run(horizon(workload, document))
-    decided, columns = Decided(starts=lab.starts), lab.columns
+    decided, columns = Decided(starts=starts), lab.columns
     for row in range(len(workload)):
         code = columns.code[row]
         if isinstance(BY_CODE.get(code), Reason):

@@ -157,13 +157,13 @@ def test_a_kept_load_is_read_back_as_it_was_and_nothing_else_is():
 def test_a_process_of_its_own_gives_the_same_bytes_and_tells_how_far_it_is(tmp_path):
     arguments = ["--requests", "400", "--rate", "150"]
     run = subprocess.run(
-        [sys.executable, "-m", "controlplane.lab.asking", "batching", *arguments], cwd=tmp_path, capture_output=True,
+        [sys.executable, "-m", "controlplane.lab", "batching", *arguments], cwd=tmp_path, capture_output=True,
         env={"PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONHASHSEED": "77"}, check=True, timeout=60,
     )  # fmt: skip
     assert "done" in json.loads(run.stdout.splitlines()[-1])
     assert tmp_path.joinpath(ANSWER).read_bytes() == answer_bytes("batching", arguments)
     bad = subprocess.run(
-        [sys.executable, "-m", "controlplane.lab.asking", "batching", "--rate", "0"], cwd=tmp_path, capture_output=True,
+        [sys.executable, "-m", "controlplane.lab", "batching", "--rate", "0"], cwd=tmp_path, capture_output=True,
         env={"PYTHONPATH": str(Path(__file__).parents[2])}, check=False, timeout=60,
     )  # fmt: skip
     assert bad.returncode == 1 and "the rate is above 0" in json.loads(bad.stdout)["error"]
