@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from random import Random
 from typing import Final
 
 from controlplane.agent.item_room import Room
@@ -33,11 +34,18 @@ WEEK_US: Final = 7 * 86_400 * SECOND_US
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """What lies between agent and control plane. `nudge_us` None is no broker: reports alone carry everything."""
+    """What lies between agent and control plane. `nudge_us` None is no broker: reports alone carry everything.
+
+    A share `loss` of the reports, drawn with `seed`, never arrives; in the spans `silent_us` from the start nothing
+    does.
+    """
 
     interval_us: int = SECOND_US
     latency_us: int = 20_000
     nudge_us: int | None = 50_000
+    loss: float = 0.0
+    seed: int = 0
+    silent_us: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(slots=True)
@@ -109,6 +117,8 @@ class PoolControl:
         self._said: Said | None = None
         self._pending_trips: set[tuple[str, int]] = set()
         self._reports = 0
+        self._losses = Random(self.wire.seed)  # noqa: S311  a simulation
+        self.reports_lost = 0
         self._cancellable = any(
             klass.slug == pool.batch_class and klass.retry_safe and klass.cancellable
             for klass in simulator.document.classes
@@ -145,6 +155,11 @@ class PoolControl:
         self._reports = sent = self._reports + 1
         if self._watch is not None:
             self._watch.at(now_us - simulator.start_us)
+        if self._is_lost(now_us):
+            # Its trips and what it asked for come with the next one.
+            self.reports_lost += 1
+            simulator.at(now_us + self.wire.interval_us, lambda: self._report(sent))
+            return
         if self.grants:
             said = self._read(now_us)
             simulator.at(now_us + self.wire.latency_us // 2, lambda: self._received(said))
@@ -155,6 +170,13 @@ class PoolControl:
         room = self.items.room(now_us)
         simulator.at(now_us + self.wire.latency_us, lambda: self._answered(room, now_us))
         simulator.at(now_us + self.wire.interval_us, lambda: self._report(sent))
+
+    def _is_lost(self, now_us: int) -> bool:
+        return self._is_silent(now_us) or (self.wire.loss > 0 and self._losses.random() < self.wire.loss)
+
+    def _is_silent(self, now_us: int) -> bool:
+        at_us = now_us - self.simulator.start_us
+        return any(begin <= at_us < end for begin, end in self.wire.silent_us)
 
     def _received(self, said: Said) -> None:
         self._said = said
@@ -294,5 +316,5 @@ class PoolControl:
         self.simulator.pump(self.simulator.now_us())
 
     def _nudge(self, event: Callable[[], None]) -> None:
-        if self.wire.nudge_us is not None:
+        if self.wire.nudge_us is not None and not self._is_silent(self.simulator.now_us()):
             self.simulator.at(self.simulator.now_us() + self.wire.nudge_us, event)

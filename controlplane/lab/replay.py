@@ -6,6 +6,7 @@ from argparse import ArgumentParser
 from collections.abc import Mapping
 from typing import Any, Final
 
+from controlplane.lab import faults
 from controlplane.lab.arguments import (
     Places,
     read_changes,
@@ -16,11 +17,11 @@ from controlplane.lab.arguments import (
     read_safe_rate,
     read_trace_use,
 )
+from controlplane.lab.faults import Conditions
 from controlplane.lab.reference import Rules
 from controlplane.lab.report import NO_GPU
 from controlplane.lab.scenario import Load, batch_classes_of, effects, load, run_policy, run_reference
 from controlplane.lab.service import ServiceModel
-from controlplane.lab.watching import Watch
 from controlplane.wire.policy import PolicyDocument
 
 LINES_SHOWN: Final = 20
@@ -53,6 +54,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--tenants", type=int, default=8, help="tenants to draw from where the trace names none")
     parser.add_argument("--seed", type=int, default=0, help="of that draw")
     parser.add_argument("--hours", type=float, help="arrivals after that are cut off")
+    faults.add_arguments(parser)
 
 
 def replay(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -72,7 +74,7 @@ def replay(options: Mapping[str, Any]) -> dict[str, Any]:
         [read_trace_use(text) for text in options["trace"]], [read_job_use(text) for text in options["job"]],
         tenants=options["tenants"], seed=options["seed"], hours=options["hours"],
     )  # fmt: skip
-    ours = read_changes(options["set"])
+    ours, conditions = read_changes(options["set"]), faults.conditions_of(options)
     tenants = given.workload.tenants
     policy = read_policy(options["policy"], places, tenants, ours)
     answer: dict[str, Any] = {
@@ -81,14 +83,12 @@ def replay(options: Mapping[str, Any]) -> dict[str, Any]:
         "refused_lines": {
             name: [{"line": bad.line, "reason": bad.reason} for bad in lines] for name, lines in given.refused.items()
         },
-        "result": _run(policy, given, service, options["objective_ms"], options.get("watch")),
+        "result": _run(policy, given, service, options, conditions),
     }  # fmt: skip
     if options["against"] or options["propose"]:
         name = options["against"] or options["policy"]
         theirs = {**({} if options["against"] else ours), **read_changes(options["propose"])}
-        proposed = _run(
-            read_policy(name, places, tenants, theirs), given, service, options["objective_ms"], options.get("watch")
-        )
+        proposed = _run(read_policy(name, places, tenants, theirs), given, service, options, conditions)
         answer |= {
             "against": {"policy": name, "set": theirs, "result": proposed},
             "effects": effects(answer["result"], proposed),
@@ -97,16 +97,23 @@ def replay(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _run(
-    policy: Rules | PolicyDocument, given: Load, service: ServiceModel, objective_ms: float | None, watch: Watch | None
+    policy: Rules | PolicyDocument,
+    given: Load,
+    service: ServiceModel,
+    options: Mapping[str, Any],
+    conditions: Conditions,
 ) -> dict[str, Any]:
+    objective_ms, watch = options["objective_ms"], options.get("watch")
     if isinstance(policy, Rules):
+        if not conditions.ordinary:
+            raise ValueError("fifo and priority are reference models in which nothing goes wrong: name another policy")
         if given.jobs:
             raise ValueError("fifo and priority are reference models without jobs: replay the file with --trace")
         return run_reference(policy, given, service, frozenset({"batch"}), objective_ms=objective_ms)
     known = {klass.slug for klass in policy.classes}
     if unknown := sorted({*given.workload.classes, *batch_classes_of(policy)} - known):
         raise ValueError(f"the policy has no class {', '.join(unknown)}; it has {', '.join(sorted(known))}")
-    return run_policy(policy, given, service, objective_ms=objective_ms, watch=watch)
+    return run_policy(policy, given, service, objective_ms=objective_ms, watch=watch, conditions=conditions)
 
 
 # For people
@@ -143,7 +150,26 @@ def _table(result: Mapping[str, Any]) -> list[str]:
             if any(value is not None for value in row):
                 title = f"{name.removesuffix('_ms')} {which}, ms"
                 lines.append(f"{title:<32}" + "".join(f"{_say(value):>14}" for value in row))
-    return lines + _flex_lines(result) + [_job_line(job) for job in result.get("jobs", ())]
+    return lines + _flex_lines(result) + _fault_lines(result) + [_job_line(job) for job in result.get("jobs", ())]
+
+
+def _fault_lines(result: Mapping[str, Any]) -> list[str]:
+    if "faults" not in result:
+        return []
+    came = result["faults"]
+    lines = [
+        f"slots broken {came['slots_broken']}, requests lost {came['requests_lost']}, tried again "
+        f"{came['requests_retried']}; reports lost {came['reports_lost']}"
+    ]
+    if "scaling" in result:
+        orders = result["scaling"]["orders"]
+        first = (
+            f", the first after {orders[0]['ordered_s']:,.0f} s, ready at {orders[0]['ready_s']:,.0f} s"
+            if orders
+            else ""
+        )
+        lines.append(f"slots ordered {len(orders)}{first}; given back {result['scaling']['returned']}")
+    return lines
 
 
 def _flex_lines(result: Mapping[str, Any]) -> list[str]:

@@ -10,6 +10,8 @@ from typing import Any, Final
 import numpy as np
 
 from controlplane.core.slots import ClassKind
+from controlplane.lab.elastic import Autoscaler, with_standby
+from controlplane.lab.faults import Conditions, Faults, planned, told
 from controlplane.lab.items import JobSpec
 from controlplane.lab.pool_control import PoolControl, Wire
 from controlplane.lab.reference import Rules, serve
@@ -105,13 +107,29 @@ def run_policy(
     service: ServiceModel,
     *,
     objective_ms: float | None = None,
-    wire: Wire | None = None,
     watch: Watch | None = None,
+    conditions: Conditions | None = None,
 ) -> dict[str, Any]:
-    """The production policy on a load."""
+    """The production policy on a load; what went wrong is told where anything was to."""
+    if conditions is None or conditions.ordinary:
+        simulator = Simulator(document, given.workload, service)
+        return report(simulator, simulate(simulator, given, watch=watch), objective_ms=objective_ms)
+    elastic = conditions.elastic
+    if elastic is not None:
+        document = with_standby(document, elastic.slots)
     simulator = Simulator(document, given.workload, service)
-    control = simulate(simulator, given, wire=wire, watch=watch)
-    return report(simulator, control, objective_ms=objective_ms)
+    slots = [slot.spec.name for slot in simulator.scheduler.slots]
+    last_us = given.workload.at_us[-1] if len(given.workload) else horizon_us(given)
+    # What is not there at first is told before anything may break.
+    scaler = None if elastic is None else Autoscaler(simulator, elastic)
+    faults = Faults(simulator, planned(conditions, slots, last_us))
+    control = simulate(simulator, given, wire=conditions.wire, watch=watch)
+    found = report(simulator, control, objective_ms=objective_ms)
+    found["conditions"] = told(conditions)
+    found["faults"] = {**faults.told(), "reports_lost": control.reports_lost}
+    if scaler is not None:
+        found["scaling"] = scaler.told()
+    return found
 
 
 def simulate(simulator: Simulator, given: Load, *, wire: Wire | None = None, watch: Watch | None = None) -> PoolControl:

@@ -101,6 +101,10 @@ class Simulator:
         self._watched = bool(self.flex.slots)
         """Whether anybody reads the figures that lending depends on."""
         self.items_step: Callable[[int], None] | None = None
+        self.on_start: Callable[[int, int, int], None] | None = None
+        """Told of each attempt: instant, row, slot."""
+        self.on_admitted: Callable[[int], None] | None = None
+        """Told the instant of each request that is admitted."""
         self.follow_safe_rate(start_us)
 
     # -- the clock -----------------------------------------------------------------------------------------------------
@@ -290,12 +294,28 @@ class Simulator:
             fits_drain=klass.is_batch and call.may_run_lent, streamed=False,
         )  # fmt: skip
         self.calls[serial] = call
+        if self.on_admitted is not None:
+            self.on_admitted(now_us)
         if self._watched:
             self.figures.of_class(policy.id, now_us).recent.add(ADMITTED, now_us)
         if answer.displaces is not None and (displaced := self.calls.get(int(answer.displaces))) is not None:
             self.close(displaced, Outcome.DISPLACED)
-        self.scheduler.offer(queued, now_us)
-        self.pump(now_us)
+        if not self._start_at_once(queued, now_us):
+            self.scheduler.offer(queued, now_us)
+            self.pump(now_us)
+
+    def _start_at_once(self, queued: QueuedRequest, now_us: int) -> bool:
+        """Start a request that waits for nobody, as the engine does; False where it has to queue."""
+        if self._pumping or self.flex.any_lent or self.flex.any_draining:
+            return False
+        if not self.scheduler.start_at_once(queued, now_us):
+            return False
+        self._pumping = True
+        self._dispatch(queued, now_us)
+        self._pumping = False
+        if self.scheduler.anything_queued():
+            self.pump(now_us)
+        return True
 
     def _fits(self, call: Call) -> bool:
         attempt = BatchAttempt(
@@ -328,6 +348,8 @@ class Simulator:
         call = self.calls[serial]
         columns, row, klass = call.columns, call.row, call.klass
         self._run = run = self._run + 1
+        if self.on_start is not None:
+            self.on_start(now_us, row, slot_index)
         call.run, call.slot_index, call.dispatched_us = run, slot_index, now_us
         call.reservation.start()
         if not call.waited:
@@ -362,10 +384,10 @@ class Simulator:
         call.stalled_us = self._prefill_us[slot]
         return free_us - now_us
 
-    def requeue(self, call: Call) -> None:
-        """End an attempt and put its request back to the head of its queue."""
+    def requeue(self, call: Call, *, preempted: bool = True) -> None:
+        """End an attempt, preempted or failed, and put its request back to the head of its queue."""
         now_us = self._now_us
-        self.preempted += 1
+        self.preempted += preempted
         self.meters[call.slot_index].end(call.serial, now_us)
         call.run = 0
         self.scheduler.requeue(call.serial, now_us)

@@ -1,4 +1,7 @@
-"""What each slot was when, and whether it worked: for idle time by cause and for the picture of a night."""
+"""What each slot was when, and whether it worked: for idle time by cause and for the picture of a night.
+
+A slot may be away for a while: broken, warming up, or not there at all, which is nobody's time.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,10 @@ from typing import Final
 from controlplane.core.idle_time import IdleCause
 from controlplane.core.slot_states import Band, SlotState
 
+ABSENT: Final = "absent"
+"""Nobody owns the slot: its time counts for nothing."""
+Away = IdleCause | str | None
+"""Why a slot takes nothing: a cause of idle time, `ABSENT`, or None where it is there."""
 ON_THE_WAY: Final = frozenset({SlotState.DRAINING, SlotState.CANCELLING, SlotState.OVERDUE})
 
 
@@ -22,8 +29,9 @@ class Timeline:
         self.bands = [Band(band) for _, band in slots]
         self.moves: dict[str, list[tuple[int, SlotState]]] = {name: [(start_us, SlotState.HOME)] for name in self.names}
         self._busy_since: list[int | None] = [None] * len(slots)
-        self._busy_us: list[dict[SlotState, int]] = [{} for _ in slots]
-        self._held_us: list[dict[SlotState, int]] = [{} for _ in slots]
+        self._away: list[Away] = [None] * len(slots)
+        self._busy_us: list[dict[tuple[SlotState, Away], int]] = [{} for _ in slots]
+        self._held_us: list[dict[tuple[SlotState, Away], int]] = [{} for _ in slots]
         self._held_since = [start_us] * len(slots)
 
     def note(self, name: str, state: SlotState, at_us: int) -> None:
@@ -33,6 +41,18 @@ class Timeline:
             self._settle(self.names.index(name), at_us)
             moves.append((at_us, state))
 
+    def away(self, index: int, why: Away, at_us: int) -> None:
+        """A slot takes nothing from an instant on, or again something (None)."""
+        self._settle(index, at_us)
+        self._away[index] = why
+
+    def cause_away(self, index: int) -> Away:
+        """Why a slot takes nothing now."""
+        return self._away[index]
+
+    def _key(self, index: int) -> tuple[SlotState, Away]:
+        return self.moves[self.names[index]][-1][1], self._away[index]
+
     def began(self, index: int, at_us: int) -> None:
         """The first request on an idle slot."""
         self._busy_since[index] = at_us
@@ -41,20 +61,20 @@ class Timeline:
         """The last request left the slot."""
         since_us = self._busy_since[index]
         if since_us is not None:
-            busy, state = self._busy_us[index], self.moves[self.names[index]][-1][1]
-            busy[state] = busy.get(state, 0) + at_us - since_us
+            busy, key = self._busy_us[index], self._key(index)
+            busy[key] = busy.get(key, 0) + at_us - since_us
             self._busy_since[index] = None
 
     def _settle(self, index: int, at_us: int) -> None:
-        state, held = self.moves[self.names[index]][-1][1], self._held_us[index]
-        held[state] = held.get(state, 0) + at_us - self._held_since[index]
+        key, held = self._key(index), self._held_us[index]
+        held[key] = held.get(key, 0) + at_us - self._held_since[index]
         self._held_since[index] = at_us
         if self._busy_since[index] is not None:
             self.stopped(index, at_us)
             self._busy_since[index] = at_us
 
     def read(self, until_us: int, *, banded: bool) -> list[tuple[str, Band, int, dict[IdleCause, int]]]:
-        """By slot: name, band, busy time and idle time by cause; they add up to the time since the start.
+        """By slot: name, band, busy time and idle time by cause; they add up to the time that it was there.
 
         Without bands (a `shared` pool) idle time has no owner.
         """
@@ -62,9 +82,11 @@ class Timeline:
         for index, (name, band) in enumerate(zip(self.names, self.bands, strict=True)):
             self._settle(index, until_us)
             idle: dict[IdleCause, int] = {}
-            for state, held_us in self._held_us[index].items():
-                cause = cause_of(band, state) if banded else IdleCause.UNUSED
-                left_us = held_us - self._busy_us[index].get(state, 0)
+            for (state, away), held_us in self._held_us[index].items():
+                if away == ABSENT:
+                    continue
+                cause = IdleCause(away) if away else cause_of(band, state) if banded else IdleCause.UNUSED
+                left_us = held_us - self._busy_us[index].get((state, away), 0)
                 if left_us:
                     idle[cause] = idle.get(cause, 0) + left_us
             found.append((name, band, sum(self._busy_us[index].values()), idle))

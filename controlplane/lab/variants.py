@@ -8,18 +8,18 @@ from __future__ import annotations
 from argparse import ArgumentParser
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any, Final
 
-from controlplane.core.admission import AdmissionDecision
 from controlplane.core.capacity import ScalingInput, scaling_signal
-from controlplane.lab import interference
-from controlplane.lab.calls import NOT_ENDED, Call
+from controlplane.lab import faults, interference
+from controlplane.lab.arguments import read_safe_rate
+from controlplane.lab.faults import Conditions, Elastic, Failure
 from controlplane.lab.interference import Bench
 from controlplane.lab.policies import document_of
+from controlplane.lab.pool_control import Wire
 from controlplane.lab.report import NO_GPU, report
 from controlplane.lab.scenario import Load, run_policy, simulate
-from controlplane.lab.simulator import Simulator
+from controlplane.lab.storm import Storm
 from controlplane.lab.workload import Workload
 from controlplane.wire.policy import PolicyDocument
 
@@ -27,44 +27,13 @@ GIANT: Final = "giant"
 GIANT_PROMPT: Final = 32_000
 GIANT_SHARE: Final = 10
 """One request in so many is the giant's."""
-TRIES: Final = 4
 US_PER_S: Final = 1_000_000
+OLD_EVERY_US: Final = 10 * US_PER_S
+OLD_LATENCY_US: Final = 2 * US_PER_S
+OLD_LOSS: Final = 0.2
 JOB_FIGURES: Final = ("job", "done", "items", "finished_s", "deadline_met")
 MIN_SHARE_PPM: Final = 200_000
 SLOTS_MAX: Final = 512
-
-
-class Storm(Simulator):
-    """Clients that try again when they are refused, as soon as they are told to, three times.
-
-    A request's wait counts from its first try.
-    """
-
-    def __init__(self, *given: Any) -> None:
-        self._tries: dict[int, int] = {}
-        self._due = 0
-        self.retried = 0
-        super().__init__(*given)
-
-    @property
-    def all_arrived(self) -> bool:
-        return not self._due and super().all_arrived
-
-    def _refuse(self, call: Call, answer: AdmissionDecision, now_us: int) -> None:
-        super()._refuse(call, answer, now_us)
-        tries = self._tries[call.row] = self._tries.get(call.row, 1) + 1
-        if tries <= TRIES and answer.retry_after_s is not None:
-            self.retried += 1
-            self._due += 1
-            again_us = now_us + answer.retry_after_s * US_PER_S
-            self.at(again_us, partial(self._again, call.row, again_us))
-
-    def _again(self, row: int, now_us: int) -> None:
-        self._due -= 1
-        self.columns.ended_us[row] = -1
-        self.columns.code[row] = NOT_ENDED
-        self._arrive(row, now_us)
-        self.columns.arrived_us[row] = self.start_us + self.workload.at_us[row]
 
 
 def row_of(name: str, result: Mapping[str, Any]) -> dict[str, Any]:
@@ -117,36 +86,55 @@ def designs(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def overload(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Part of the fleet gone, sizes doubled, a tenant with giant prompts, and clients that try again."""
+    """Part of the fleet gone, sizes doubled, a giant tenant, clients that try again, a slot that breaks while it works,
+    servers that come late, and signals that are old.
+    """
     bench = Bench(options)
     return _answer(bench, [row_of(name, result) for name, result in _overloads(bench)])
 
 
 def _overloads(bench: Bench) -> Iterator[tuple[str, dict[str, Any]]]:
     options, given = bench.options, bench.given(rate=bench.options["forecast"], jobs=True)
+    ordinary = faults.conditions_of(options)
+    safe_rate = read_safe_rate(options["safe_rate"]) if options.get("safe_rate") else None
 
-    def run(load: Load, **changes: Any) -> dict[str, Any]:
-        document = _documents(bench, load, **changes)
-        return run_policy(document, load, bench.service, objective_ms=options["objective_ms"], watch=bench.watch)
+    def run(load: Load, conditions: Conditions = ordinary, **changes: Any) -> dict[str, Any]:
+        document = _documents(bench, load, safe_rate=safe_rate, **changes)
+        return run_policy(
+            document,
+            load,
+            bench.service,
+            objective_ms=options["objective_ms"],
+            watch=bench.watch,
+            conditions=conditions,
+        )
 
     yield "as it is", run(given)
     fewer = bench.places.banded[::2] + bench.places.banded[1::4]
-    yield (
-        f"{len(bench.places.banded) - len(fewer)} of {len(bench.places.banded)} slots gone",
-        run(given, slot_bands=fewer),
-    )
+    gone = len(bench.places.banded) - len(fewer)
+    yield f"{gone} of {len(bench.places.banded)} slots gone", run(given, slot_bands=fewer)
     jobs = tuple(replace(job, outputs=[2 * output for output in job.outputs]) for job in given.jobs)
     work = given.workload
     prompt, output, asked = ([2 * one for one in column] for column in (work.prompt, work.output, work.asked))
     doubled = replace(work, prompt=prompt, output=output, asked=asked)
     yield "sizes doubled", run(replace(given, workload=doubled, jobs=jobs))
     yield "a tenant with giant prompts", run(replace(given, workload=with_giant(given.workload)))
-    simulator = Storm(_documents(bench, given), given.workload, bench.service)
+    simulator = Storm(_documents(bench, given, safe_rate=safe_rate), given.workload, bench.service)
     control = simulate(simulator, given, watch=bench.watch)
     yield (
         f"clients try again ({simulator.retried:,} times)",
         report(simulator, control, objective_ms=options["objective_ms"]),
     )
+    quarter_us = (given.workload.at_us[-1] if len(given.workload) else 0) // 4
+    breaks = Failure("S01", quarter_us, max(1, quarter_us))
+    result = run(given, replace(ordinary, failures=(*ordinary.failures, breaks)))
+    yield f"a slot breaks while it works ({result['faults']['requests_lost']:,} requests lost)", result
+    lag_us = ordinary.elastic.lag_us if ordinary.elastic else Elastic(1).lag_us
+    late = replace(ordinary, elastic=Elastic(max(1, gone), lag_us))
+    result = run(given, late, slot_bands=fewer)
+    yield f"the missing slots come when needed, {lag_us / US_PER_S:g} s late", result
+    old = Wire(OLD_EVERY_US, OLD_LATENCY_US, None, OLD_LOSS, ordinary.seed)
+    yield f"signals are {OLD_EVERY_US // US_PER_S} s old", run(given, replace(ordinary, wire=old))
 
 
 def with_giant(work: Workload) -> Workload:
@@ -230,6 +218,14 @@ def _answer(bench: Bench, rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 def add_arguments(parser: ArgumentParser) -> None:
     interference.add_arguments(parser)
+
+
+def add_overload_arguments(parser: ArgumentParser) -> None:
+    add_arguments(parser)
+    parser.add_argument(
+        "--safe-rate", default="", metavar="SLOTS=RATE,...", help="tested rates, so that slots are lent"
+    )
+    faults.add_arguments(parser)
 
 
 def text(answer: Mapping[str, Any]) -> str:

@@ -6,7 +6,8 @@ import pytest
 
 from controlplane.lab.policies import bands, document_of
 from controlplane.lab.service import read_service
-from controlplane.lab.variants import GIANT, Storm, capacity, capacity_text, designs, overload, text, with_giant
+from controlplane.lab.storm import Storm
+from controlplane.lab.variants import GIANT, capacity, capacity_text, designs, overload, text, with_giant
 from controlplane.lab.workload import Workload
 from tests.lab.test_interference import asked
 
@@ -50,10 +51,14 @@ def test_designs_tell_what_each_costs(tmp_path):
 def test_overload_compares_with_what_is(tmp_path):
     answer = overload(asked(tmp_path, forecast=6.0))
     now, *others = answer["rows"]
-    assert now["variant"] == "as it is" and len(others) == 4
+    assert now["variant"] == "as it is" and len(others) == 7
     fewer = others[0]["classes"]["interactive"]
     assert fewer["attained"] <= now["classes"]["interactive"]["attained"]
     assert others[2]["classes"]["interactive"]["arrivals"] == 275
+    broken, late, old = others[4:]
+    assert "requests lost" in broken["variant"] and sum(broken["outcomes"].values()) <= 350
+    assert late["variant"] == "the missing slots come when needed, 300 s late"
+    assert old["variant"] == "signals are 10 s old"
 
 
 def test_capacity_is_the_fewest_slots_that_hold(tmp_path):
