@@ -7,7 +7,7 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.utils import timezone
 
-from controlplane.core.money import cents_of, parse_nanos
+from controlplane.core.money import cents_of, format_nanos, parse_nanos
 from controlplane.core.pricing import RateCard
 from controlplane.ledger import period_queries, rate_queries
 from controlplane.ledger.pages import cents_text, share_cents
@@ -85,42 +85,55 @@ def what_if_page(request: HttpRequest) -> HttpResponse:
     """A month's charges under other prices: asked by GET, since nothing is written."""
     base = _base(request)
     given = request.GET
-    pairs = [(line.class_slug, line.model.name) for line in rate_queries.card_lines(base["now"])]
+    lines = {f"{line.class_slug}/{line.model.name}": line for line in rate_queries.card_lines(base["now"])}
     errors: list[dict[str, str]] = []
     rows: list[WhatIfRow] = []
+    chosen = lines.get(given.get("card", next(iter(lines), "")))
+    now = {} if chosen is None else _in_force(chosen)
     if "card" in given:
         try:
-            class_slug, model = _chosen(given.get("card", ""), pairs)
-            rows = rerate(base["window"], class_slug, model, _card(given.dict()))
+            if chosen is None:
+                raise ValidationError({"card": "Choose a class and model of the list."})
+            card = _card({name: given.get(name, "").strip() or text for name, text in now.items()})
+            rows = rerate(base["window"], chosen.class_slug, chosen.model.name, card)
         except ValidationError as error:
             errors = [{"field": name, "text": text} for name, texts in error.message_dict.items() for text in texts]
     charged, would = sum(row.charged_nanos for row in rows), sum(row.would_nanos for row in rows)
     context = {
-        **base, "pairs": [f"{class_slug}/{model}" for class_slug, model in pairs], "given": given, "errors": errors,
+        **base, "pairs": list(lines), "given": given, "errors": errors,
         "asked": "card" in given and not errors, "rows": rows, "charged": charged, "would": would,
-        "difference": would - charged, "prices": [(name, label, given.get(name, "")) for name, label in PRICES.items()],
+        "difference": would - charged, "now": now,
+        "prices": [(name, label, given.get(name, ""), now.get(name, "")) for name, label in PRICES.items()],
     }  # fmt: skip
     return render(request, "ledger/what_if.html", context, status=400 if errors else 200)
 
 
-def _chosen(text: str, pairs: list[tuple[str, str]]) -> tuple[str, str]:
-    for pair in pairs:
-        if "/".join(pair) == text:
-            return pair
-    raise ValidationError({"card": "Choose a class and model of the list."})
+def _in_force(line: rate_queries.CardLine) -> dict[str, str]:
+    """What each field means when it is left blank; empty texts without a card in force."""
+    card = line.in_force
+    if card is None:
+        return dict.fromkeys((*PRICES, "discount"), "")
+    prices = (
+        card.prompt_nanos_per_mtok, card.cached_nanos_per_mtok, card.output_nanos_per_mtok,
+        card.gpu_nanos_per_slot_hour,
+    )  # fmt: skip
+    found = dict(zip(PRICES, map(format_nanos, prices), strict=True))
+    return {**found, "discount": format_nanos(card.discount_ppm * NANOS_PER_PPM)}
 
 
 def _card(given: dict[str, str]) -> RateCard:
     nanos: dict[str, int] = {}
     for name, label in PRICES.items():
+        if not given[name]:
+            raise ValidationError({name: f"{label}: enter a price, 0 for none: no card is in force."})
         try:
-            nanos[name] = parse_nanos(given.get(name, "").strip() or "0")
+            nanos[name] = parse_nanos(given[name])
         except ValueError as error:
             raise ValidationError({name: f"{label}: {error}."}) from None
         if nanos[name] < 0:
             raise ValidationError({name: f"{label}: a price is 0 or more."})
     try:
-        discount = parse_nanos(given.get("discount", "").strip() or "0") // NANOS_PER_PPM
+        discount = parse_nanos(given["discount"] or "0") // NANOS_PER_PPM
         return RateCard(nanos["prompt"], nanos["cached"], nanos["output"], nanos["gpu"] or None, discount)
     except ValueError:
         raise ValidationError({"discount": "Enter a discount from 0 to 100 %."}) from None

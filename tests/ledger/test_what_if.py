@@ -52,9 +52,17 @@ def test_the_page_of_what_if(fleet):
     asked = "/finance/what-if/?period=2026-10&card=chat/llama-70b&prompt=1000&cached=100&output=2000&discount=50"
     text = client.get(asked).content.decode()
     assert "Changes nothing" in text and "+0.65" in text
+    RateCard.objects.create(
+        class_slug="chat", model=fleet.pool.model, prompt_nanos_per_mtok=10**12, cached_nanos_per_mtok=10**11,
+        output_nanos_per_mtok=2 * 10**12, effective_from=AT, created_at=OCTOBER, created_by="fin",
+    )  # fmt: skip
+    text = client.get("/finance/what-if/?period=2026-10&card=chat/llama-70b&discount=50").content.decode()
+    assert "+0.65" in text and 'placeholder="1000.00"' in text
     for wrong in ("&prompt=x", "&discount=101", "&discount=1e99999", "&discount=nan", "&card=no/model", "&output=-1"):
         response = client.get(asked + wrong)
         assert response.status_code == 400 and "There is a problem" in response.content.decode()
+    RateCard.objects.all().delete()
+    assert "no card is in force" in client.get(asked + "&cached=").content.decode(), "blank is not 0"
 
 
 def test_the_month_before_is_compared_by_driver(fleet):
