@@ -81,6 +81,11 @@ class SignIn(LoginView):
     def get_context_data(self, **kwargs: Any) -> dict[str, Any]:
         return {**super().get_context_data(**kwargs), "providers": settings.OPENID_PROVIDERS}
 
+    def get_redirect_url(self) -> str:  # type: ignore[override]  # the stubs are of a later Django
+        """The page that was asked for; who asked only for the front page begins where the role does."""
+        wanted = super().get_redirect_url()
+        return "" if wanted == "/" else wanted
+
     def get_default_redirect_url(self) -> str:
         return reverse("start")
 

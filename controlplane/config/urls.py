@@ -6,7 +6,7 @@ from django.urls import include, path
 
 APPS = (
     "audit", "web", "tenants", "access", "alerts", "fleet", "contracts", "budgets", "jobs", "usage", "ledger", "policy",
-    "flex", "live", "experiments",
+    "flex", "live", "experiments", "operations",
 )  # fmt: skip
 
 

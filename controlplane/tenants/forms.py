@@ -42,7 +42,12 @@ class TenantForm(forms.Form):
         initial=32,
         help_text="Running and queued, all agents.",
     )
-    classes = forms.MultipleChoiceField(label="Classes", required=False, widget=forms.CheckboxSelectMultiple)
+    classes = forms.MultipleChoiceField(
+        label="Classes",
+        required=False,
+        widget=forms.CheckboxSelectMultiple,
+        help_text="None chosen: it can send nothing.",
+    )
     model_names = forms.MultipleChoiceField(
         label="Models", required=False, widget=forms.CheckboxSelectMultiple, help_text="None chosen: every model."
     )

@@ -11,6 +11,9 @@ from controlplane.tenants.access import member_of
 from controlplane.tenants.models import ApiKey, Installation, Member, Tenant
 from controlplane.tenants.roles import Role
 
+SETTING_UP = "setting_up"
+"""Set in the session of who opened the setup guide, until the first request was admitted."""
+
 
 def visible_tenants(user: User | AnonymousUser) -> QuerySet[Tenant]:
     """All tenants for staff, the own one for a tenant's member, none for everybody else."""
@@ -92,4 +95,5 @@ def shell_context(request: HttpRequest) -> dict[str, Any]:
         "billing_zone": row.billing_zone if row else "UTC",
         "currency": row.currency if row else "EUR",
         "role": member.role if member else None,
+        "setting_up": bool(getattr(request, "session", {}).get(SETTING_UP)),
     }

@@ -47,10 +47,12 @@ NEXT_REVISION = "Weight, concurrency, classes and models reach the agents with t
 
 @requires("home.read")
 def start(request: HttpRequest) -> HttpResponseRedirect:
-    """Where a person begins: a tenant's member at the tenant, everybody else at the live page."""
+    """Where a person begins: a tenant's member at the tenant, who sets up at the guide, all others at the live page."""
     member = member_of(request.user)
     if member is not None and member.role == Role.TENANT and member.tenant is not None:
         return redirect("tenant", slug=member.tenant.slug)
+    if member is not None and member.role == Role.ADMIN and not Tenant.objects.exists():
+        return redirect("setup-guide")
     try:
         return redirect(reverse("home"))
     except NoReverseMatch:

@@ -15,7 +15,7 @@ from django.db import connection
 from controlplane.core.histogram import Histogram
 from controlplane.core.period import US_PER_QUARTER, Calendar, Window, from_us, to_us, window_at
 from controlplane.core.stage_stack import StageStack
-from controlplane.usage.models import DecisionSample, UsageRecord
+from controlplane.usage.models import DecisionSample, RollupDay, UsageRecord
 from controlplane.usage.retired_records import records_of_request
 from controlplane.usage.rollup_keys import KEY_COLUMNS, ROLLUP_COLUMNS, SUM_COLUMNS
 from controlplane.usage.rollups import billing_zone
@@ -286,6 +286,11 @@ def find_request(request_id: uuid.UUID, *, now: datetime) -> RequestStory:
         if records:
             return RequestStory(records, sample, archived=bool(retired))
     return RequestStory([], sample)
+
+
+def anything_served() -> bool:
+    """Whether any request was ever admitted and ended, its record still in the database or only in the rollups."""
+    return UsageRecord.objects.exists() or RollupDay.objects.exists()
 
 
 def arrival_of(request_id: uuid.UUID) -> datetime | None:

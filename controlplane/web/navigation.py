@@ -102,7 +102,11 @@ SECTIONS: tuple[Section, ...] = (
     ),
     Section("jobs", _entry("Jobs", "jobs", roles=EVERYONE)),
     Section("audit", _entry("Audit", "audit")),
-    Section("settings", _entry("Settings", "settings")),
+    Section(
+        "settings",
+        _entry("Settings", "settings"),
+        (_entry("Settings", "settings"), _entry("Set up", "setup-guide")),
+    ),
 )
 
 
