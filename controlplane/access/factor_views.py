@@ -2,9 +2,12 @@
 
 from typing import Any
 
+from allauth.core import context
 from allauth.mfa.models import Authenticator
 from allauth.mfa.recovery_codes.internal import flows as code_flows
 from allauth.mfa.recovery_codes.views import ViewRecoveryCodesView
+from allauth.mfa.totp.forms import ActivateTOTPForm
+from allauth.mfa.totp.internal import auth as totp_auth
 from allauth.mfa.totp.internal import flows as totp_flows
 from allauth.mfa.totp.views import ActivateTOTPView
 from allauth.mfa.webauthn.internal import flows as passkey_flows
@@ -19,6 +22,7 @@ from django.utils import timezone
 from django.views.decorators.http import require_POST
 
 from controlplane.access.confirming import confirmed, own_account
+from controlplane.access.passkeys import passkey_obstacle
 from controlplane.access.queries import factors_of
 from controlplane.access.session_store import SECOND_FACTOR
 from controlplane.access.sign_in_views import NeedsCache
@@ -38,10 +42,22 @@ class _Add(NeedsCache):
         return reverse("mfa_view_recovery_codes" if self.did_generate_recovery_codes else "account")
 
 
+class AppForm(ActivateTOTPForm):
+    """The secret stays the same until it is confirmed: a page that is opened again must not part from the phone."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        begun = context.request.session.get(totp_auth.SECRET_SESSION_KEY)
+        super().__init__(*args, **kwargs)
+        if begun:
+            self.secret = context.request.session[totp_auth.SECRET_SESSION_KEY] = begun
+
+
 class AddApp(_Add, ActivateTOTPView):
     """A secret as a picture and as letters, and a code that shows that the app took it."""
 
     template_name = "access/totp_add.html"
+
+    form_class = AppForm
 
     def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
         if factors_of(request.user).totp is not None:  # type: ignore[arg-type]
@@ -61,6 +77,12 @@ class AddPasskey(_Add, AddWebAuthnView):
     """A key in this device, on a stick, or in the phone."""
 
     template_name = "access/passkey_add.html"
+
+    def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+        if obstacle := passkey_obstacle(request):
+            messages.error(request, obstacle)
+            return redirect("account")
+        return super().dispatch(request, *args, **kwargs)
 
     @transaction.atomic
     def form_valid(self, form: Any) -> HttpResponse:

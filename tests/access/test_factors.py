@@ -106,7 +106,10 @@ def test_a_role_that_must_have_one_reaches_only_its_account(people, admins_need_
     viewer, _ = password_given("viewer")
     assert viewer.get("/settings/").status_code == 200
     just_confirmed(client)
-    secret = client.get("/account/app/add/").content.decode().split('id="secret">')[1].split("<")[0]
+    secret, again = (
+        client.get("/account/app/add/").content.decode().split('id="secret">')[1].split("<")[0] for _ in range(2)
+    )
+    assert secret == again, "a page that is loaded again keeps what the phone has scanned"
     assert client.post("/account/app/add/", {"code": code_of(secret)}).url == "/account/recovery-codes/"
     assert client.get("/settings/").status_code == 200
     just_confirmed(client)

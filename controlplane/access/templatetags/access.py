@@ -4,6 +4,8 @@ import re
 
 from django import template
 
+from controlplane.access import passkeys
+
 register = template.Library()
 
 # The first that fits: browsers name each other in their line, the more particular one further back.
@@ -13,6 +15,12 @@ SYSTEMS = (
     ("CrOS", "ChromeOS"), ("Linux", "Linux"),
 )  # fmt: skip
 METHODS = {"password": "password", "mfa": "second factor", "socialaccount": "provider"}
+
+
+@register.simple_tag(takes_context=True)
+def passkey_obstacle(context: template.Context) -> str:
+    """Why passkeys cannot work under this address; empty where they can."""
+    return passkeys.passkey_obstacle(context["request"])
 
 
 @register.filter
