@@ -90,7 +90,8 @@ class LoadForm(WindowMixin):
     rate_per_s = number("Rate of synthetic traffic, requests/s", 2, 0.01, 1_000)
     file = forms.FileField(
         label="Trace file", required=False,
-        help_text="Azure, BurstGPT or FOCUS CSV, Mooncake or own JSON lines; at most 4 MB",
+        help_text="Azure, BurstGPT or FOCUS CSV, Mooncake or own JSON lines, or ServeGen's client windows, of which the"
+        " length above is read; at most 4 MB",
     )  # fmt: skip
     tenants = whole("Tenants", 8, 1, 1_000, "Drawn with Zipf shares where the trace names none")
     batch_items = whole("Items of a synthetic batch job", 0, 0, 20_000, "0: no job besides recorded ones")

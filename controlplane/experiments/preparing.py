@@ -24,12 +24,14 @@ from controlplane.core.slots import ClassKind
 from controlplane.experiments.models import Experiment
 from controlplane.experiments.recorded import NothingRecorded, Recorded, policy_in_force, recorded, require_usage
 from controlplane.fleet.models import Pool
-from controlplane.lab import synthetic
+from controlplane.lab import servegen, synthetic
+from controlplane.lab.arguments import read_trace_use
 from controlplane.lab.kinds import parse
 from controlplane.lab.load_file import KeptLoad, load_as_bytes
 from controlplane.lab.offer_list import read_offers
+from controlplane.lab.scenario import read_use
 from controlplane.lab.service import Constants
-from controlplane.lab.traces import TraceError, TraceRequest, read_trace
+from controlplane.lab.traces import TraceError, TraceRequest
 from controlplane.policy.compile import compile_configuration
 from controlplane.policy.configuration import Configuration
 from controlplane.wire.policy import PolicyDocument
@@ -69,6 +71,8 @@ class _Traffic:
     source: str
     service: Constants | None = None
     raw: bytes | None = None
+    part: str = ""
+    """What the lab reads of the file, as an argument says it."""
 
 
 def prepare(kind: str, values: Mapping[str, Any], upload: bytes | None = None) -> Prepared:
@@ -85,7 +89,7 @@ def prepare(kind: str, values: Mapping[str, Any], upload: bytes | None = None) -
         files[JOB] = _lines(traffic.items)
         deadline_h = values.get("deadline_h")
         arguments.append(f"--job={JOB}" + ("" if deadline_h is None else f":deadline_h={deadline_h:g}"))
-    arguments.append(f"--trace={TRACE}")
+    arguments.append(f"--trace={TRACE}{traffic.part}")
     return Prepared(arguments, files, traffic.source, values.get("pool") or "")
 
 
@@ -105,7 +109,9 @@ def is_light(kind: str, values: Mapping[str, Any], upload: bytes | None) -> bool
         return True
     source = values.get("source")
     if source == "file":
-        return len(upload or b"") <= LIGHT_BYTES and (values["batch_items"] or 0) <= LIGHT_ROWS
+        small = len(upload or b"") <= LIGHT_BYTES and (values["batch_items"] or 0) <= LIGHT_ROWS
+        # A line of client windows stands for thousands of requests.
+        return small and servegen.COLUMN.encode() not in (upload or b"")[:1_000]
     return kind != "effect" and source != "usage" and _rows_drawn(values) <= LIGHT_ROWS
 
 
@@ -262,13 +268,16 @@ def _uploaded(values: Mapping[str, Any], upload: bytes | None) -> _Traffic:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / TRACE
         path.write_bytes(upload)
+        part = ""
         try:
-            trace = read_trace(path)
+            if servegen.has_windows(path):
+                part = f":for_h={values['minutes'] / 60:g}"
+            trace = read_use(read_trace_use(f"{path}{part}"), values["seed"])
         except (TraceError, ValueError) as error:
             raise ValidationError({"file": f"{error}."}) from None
     left = f", {len(trace.refused):,} lines left out" if trace.refused else ""
     source = f"file {values.get('file_name') or 'of a trace'} ({trace.format}), {len(trace.requests):,} requests{left}"
-    return _Traffic(list(trace.requests), [], source[:300], raw=upload)
+    return _Traffic(list(trace.requests), [], source[:300], raw=upload, part=part)
 
 
 def _usage(values: Mapping[str, Any]) -> _Traffic:

@@ -63,12 +63,14 @@ def _split(text: str, known: Mapping[str, Callable[[str], Any]], what: str) -> t
 
 
 def read_trace_use(text: str) -> TraceUse:
-    """`FILE[:class=C][:rate=2][:stretch=1.5][:format=F]`"""
-    path, found = _split(text, {"class": str, "rate": float, "stretch": float, "format": str}, "--trace")
-    return TraceUse(
-        path, found.get("class", "interactive"), found.get("rate", 1.0), found.get("stretch", 1.0),
-        found.get("format", "auto"),
-    )  # fmt: skip
+    """`FILE[:class=C][:rate=2][:stretch=1.5][:from_h=H][:for_h=H][:format=F][:tokens=code]`"""
+    known: dict[str, Callable[[str], Any]] = {
+        "class": str, "rate": float, "stretch": float, "format": str, "from_h": float, "for_h": float, "tokens": str,
+    }  # fmt: skip
+    path, found = _split(text, known, "--trace")
+    if found.get("from_h", 0.0) < 0 or found.get("for_h", 1.0) <= 0:
+        raise ValueError(f"--trace {text}: from_h is 0 or more and for_h above 0")
+    return TraceUse(path, found.pop("class", "interactive"), **found)
 
 
 def read_job_use(text: str) -> JobUse:

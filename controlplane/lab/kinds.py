@@ -41,8 +41,13 @@ KINDS: Final = {
 
 def parse(kind: str, arguments: list[str]) -> dict[str, Any]:
     """Options of a question from its arguments. Raises ValueError that says which is wrong."""
+    return parsed(KINDS[kind].add_arguments, kind, arguments)
+
+
+def parsed(add_arguments: Callable[[ArgumentParser], None], kind: str, arguments: list[str]) -> dict[str, Any]:
+    """The same of what is no kind of experiment."""
     parser = ArgumentParser(prog=f"lab {kind}", add_help=False, exit_on_error=False, allow_abbrev=False)
-    KINDS[kind].add_arguments(parser)
+    add_arguments(parser)
 
     def refuse(message: str) -> Any:
         raise ValueError(message)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
 from controlplane.core.slots import ClassKind
+from controlplane.lab import servegen
 from controlplane.lab.elastic import Autoscaler, with_standby
 from controlplane.lab.faults import Conditions, Faults, planned, told
 from controlplane.lab.items import JobSpec
@@ -19,12 +20,13 @@ from controlplane.lab.report import report
 from controlplane.lab.service import ServiceModel
 from controlplane.lab.simulator import Simulator
 from controlplane.lab.summary import Replayed, as_columns, difference, summarise
-from controlplane.lab.traces import BadLine, Trace, read_trace
+from controlplane.lab.traces import BadLine, Trace, cut, read_trace
 from controlplane.lab.watching import Watch
 from controlplane.lab.workload import Stream, Workload, assemble, zipf_shares
 from controlplane.wire.policy import PolicyDocument
 
 US_PER_S: Final = 1_000_000
+US_PER_HOUR: Final = 3_600 * US_PER_S
 AFTER_DEADLINE_US: Final = 3_600 * US_PER_S
 """So long a simulation goes on past the last arrival and the last deadline, for what is late."""
 REFERENCE: Final = ("fifo", "priority")
@@ -32,13 +34,19 @@ REFERENCE: Final = ("fifo", "priority")
 
 @dataclass(frozen=True, slots=True)
 class TraceUse:
-    """A trace file and what it stands for."""
+    """A trace file and what it stands for: the hours [from_h, from_h + for_h) of it, all of it where none are named.
+
+    `tokens` are those of which public traces, where the file has no token counts.
+    """
 
     path: Path
     class_slug: str
     rate: float = 1.0
     stretch: float = 1.0
     format: str = "auto"
+    from_h: float = 0.0
+    for_h: float | None = None
+    tokens: str = "conversation"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,17 +83,34 @@ def load(
 ) -> Load:
     """Read the files. Raises TraceError and OSError as `read_trace` does, ValueError for what makes no sense."""
     refused: dict[str, tuple[BadLine, ...]] = {}
-    read: dict[tuple[Path, str], Trace] = {}
-    for path, format in dict.fromkeys([(use.path, use.format) for use in traces] + [(j.path, j.format) for j in jobs]):
-        trace = read[path, format] = read_trace(path, format)
+    of_jobs = [TraceUse(job.path, batch_class, format=job.format) for job in jobs]
+    read: dict[TraceUse, Trace] = {}
+    for use in dict.fromkeys(map(_as_read, [*traces, *of_jobs])):
+        trace = read[use] = read_use(use, seed)
         if trace.refused:
-            refused[path.name] = trace.refused
-    named = sorted({request.tenant for use in traces for request in read[use.path, use.format].requests} - {""})
+            refused[use.path.name] = trace.refused
+    named = sorted({request.tenant for use in traces for request in read[_as_read(use)].requests} - {""})
     slugs = named or [f"tenant-{number:03}" for number in range(1, tenants + 1)]
-    streams = [Stream(read[use.path, use.format].requests, use.class_slug, use.rate, use.stretch) for use in traces]
+    streams = [Stream(read[_as_read(use)].requests, use.class_slug, use.rate, use.stretch) for use in traces]
     until_us = None if hours is None else round(hours * 3_600 * US_PER_S)
     workload = assemble(streams, slugs, seed=seed, shares=None if named else zipf_shares(len(slugs)), until_us=until_us)
-    return Load(workload, tuple(_job(use, read[use.path, use.format], slugs[0], batch_class) for use in jobs), refused)
+    specs = [_job(job, read[_as_read(use)], slugs[0], batch_class) for job, use in zip(jobs, of_jobs, strict=True)]
+    return Load(workload, tuple(specs), refused)
+
+
+def _as_read(use: TraceUse) -> TraceUse:
+    """What two uses of a file have in common when they read the same requests of it."""
+    return replace(use, class_slug="", rate=1.0, stretch=1.0)
+
+
+def read_use(use: TraceUse, seed: int) -> Trace:
+    """The requests of a trace, or of client windows that the seed expands, in the hours that are named."""
+    from_us = round(use.from_h * US_PER_HOUR)
+    until_us = None if use.for_h is None else from_us + round(use.for_h * US_PER_HOUR)
+    if use.format == servegen.FORMAT or (use.format == "auto" and servegen.has_windows(use.path)):
+        return servegen.expand(use.path, seed=seed, from_us=from_us, until_us=until_us, tokens=use.tokens)
+    trace = read_trace(use.path, use.format)
+    return trace if from_us == 0 and until_us is None else cut(trace, from_us, until_us)
 
 
 def _job(use: JobUse, trace: Trace, tenant: str, batch_class: str) -> JobSpec:

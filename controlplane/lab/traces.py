@@ -91,6 +91,16 @@ def read_trace(path: Path, format: str = "auto") -> Trace:
     return Trace(name, tuple(sorted(moved, key=lambda request: request.at_100ns)), refused)
 
 
+def cut(trace: Trace, from_us: int, until_us: int | None) -> Trace:
+    """The requests of [from_us, until_us), the first at 0. Raises TraceError where there are none."""
+    end_us = SPAN_MAX_US if until_us is None else until_us
+    kept = [request for request in trace.requests if from_us <= request.at_us < end_us]
+    if not kept:
+        raise TraceError("the trace has no request in the hours that are named")
+    start = kept[0].at_100ns
+    return Trace(trace.format, tuple(_at(request, request.at_100ns - start) for request in kept), trace.refused)
+
+
 def _at(request: TraceRequest, at_100ns: int) -> TraceRequest:
     return replace(request, at_us=at_100ns // 10, tail_100ns=at_100ns % 10)
 

@@ -112,6 +112,21 @@ def test_a_trace_is_uploaded_over_rest_and_replayed(people, tmp_path):
 
 
 @pytest.mark.django_db(transaction=True)
+def test_client_windows_are_expanded_by_a_worker(people):
+    rows = ["client_id,window_start_s,rate_rps,cv,distribution,param_shape,param_scale", "4,0,0.5,1,Gamma,1,2",
+            "9,0,0.25,1,Weibull,0.5,2", "9,600,0.25,1,Weibull,0.5,2"]  # fmt: skip
+    parameters = {"source": "file", "policy": "fifo", "batch_items": 0, "minutes": 10, "seed": 3}
+    file = SimpleUploadedFile("windows.csv", "\n".join(rows).encode())
+    made = upload(people["oncall"], "replay", parameters, file)
+    assert made.status_code == 201 and not made.json()["prepared"]
+    assert running.run(made.json()["id"])
+    row = Experiment.objects.get(pk=made.json()["id"])
+    assert row.state == "done", row.problem
+    assert row.source.startswith("file windows.csv (servegen), 450 requests") and "for_h=0.166667" in row.arguments[-1]
+    assert answer_of(row)["result"]["all"]["arrivals"] == 450
+
+
+@pytest.mark.django_db(transaction=True)
 def test_offers_are_asked_over_rest(people):
     made = upload(people["finance"], "offers", {"count": 8, "gpu": "A100", "memory_gb": 80}, price_list())
     assert made.status_code == 201, made.content
