@@ -19,7 +19,9 @@ COUNT_MAX: Final = 1 << 53
 
 RUNNING, WAITING, KV_USED = "running", "waiting", "kv_used"
 PROMPT, OUTPUT, STARTED = "prompt_tokens", "output_tokens", "started_s"
+GPU_USED, GPU_FREE = "gpu_used_mib", "gpu_free_mib"
 COUNTED: Final = (PROMPT, OUTPUT)
+MIB: Final = 1 << 20
 
 NAMES: Final[dict[bytes, str]] = {
     b"vllm:num_requests_running": RUNNING,
@@ -39,6 +41,9 @@ NAMES: Final[dict[bytes, str]] = {
     b"llamacpp:prompt_tokens_total": PROMPT,
     b"llamacpp:tokens_predicted_total": OUTPUT,
     b"process_start_time_seconds": STARTED,
+    # of DCGM, on pages that carry the exporter's lines too
+    b"DCGM_FI_DEV_FB_USED": GPU_USED,
+    b"DCGM_FI_DEV_FB_FREE": GPU_FREE,
 }
 ENGINES: Final = {b"vllm": "vLLM", b"sglang": "SGLang", b"llamacpp": "llama.cpp"}
 
@@ -54,7 +59,7 @@ _OTHER_RANK: Final = re.compile(rb'[{,](?:tp|pp)_rank="(?!0")')
 @dataclass(frozen=True, slots=True)
 class EngineReading:
     """One page. Requests are counts, `kv_used` is 0 to 1 (of several engines the fullest), tokens are counters since
-    the server's start, `started_s` is Unix time. None is unknown, never zero."""
+    the server's start, `started_s` is Unix time, GPU memory is over all GPUs. None is unknown, never zero."""
 
     engine: str = ""
     running: int | None = None
@@ -63,6 +68,8 @@ class EngineReading:
     prompt_tokens: int | None = None
     output_tokens: int | None = None
     started_s: float | None = None
+    gpu_used_bytes: int | None = None
+    gpu_total_bytes: int | None = None
 
 
 def read_page(page: bytes, *, whole: bool = True) -> EngineReading:
@@ -78,6 +85,7 @@ def read_page(page: bytes, *, whole: bool = True) -> EngineReading:
         if not _OTHER_RANK.search(labels):
             value = math.nan if name == cut_name else number_of(text)
             values.setdefault(NAMES[name], []).append(value)
+    used, free = count_of(values.get(GPU_USED)), count_of(values.get(GPU_FREE))
     return EngineReading(
         engine=engine,
         running=count_of(values.get(RUNNING)),
@@ -86,6 +94,8 @@ def read_page(page: bytes, *, whole: bool = True) -> EngineReading:
         prompt_tokens=count_of(values.get(PROMPT)),
         output_tokens=count_of(values.get(OUTPUT)),
         started_s=_instant(values.get(STARTED)),
+        gpu_used_bytes=None if used is None else used * MIB,
+        gpu_total_bytes=None if used is None or free is None else (used + free) * MIB,
     )
 
 

@@ -11,7 +11,7 @@ from controlplane.core.class_queue import ClassQueue
 from controlplane.core.histogram import Histogram, WindowHistogram
 from controlplane.core.slot_states import SlotState
 from controlplane.core.slots import UNBOUNDED_KV
-from controlplane.wire.report import ClassLive, Demand, LiveFigures, SlotLive, TenantLive
+from controlplane.wire.report import ClassLive, Demand, EngineLive, LiveFigures, SlotLive, TenantLive
 
 if TYPE_CHECKING:
     from controlplane.agent.call import Call
@@ -126,7 +126,8 @@ def picture_steps(engine: Engine, now_us: Callable[[], int]) -> Generator[None, 
             row = _tenant_live(engine, by_class.get(class_id), class_id, tenant_id, presence, at_us)
             if row is not None:
                 tenants.append(row)
-    return Picture(sums.demand(), LiveFigures(at_us=at_us, slots=slots, classes=classes, tenants=tenants))
+    figures = LiveFigures(at_us=at_us, slots=slots, classes=classes, tenants=tenants, engine=_engine_live(engine))
+    return Picture(sums.demand(), figures)
 
 
 def _parts(rows: list[Row]) -> Iterable[list[Row]]:
@@ -197,6 +198,23 @@ class _ClassQueue(NamedTuple):
     @classmethod
     def at(cls, engine: Engine, queue: ClassQueue) -> _ClassQueue:
         return cls(engine.registry.class_id(queue.spec.slug), queue, _waiting_arrivals(queue))
+
+
+def _engine_live(engine: Engine) -> EngineLive | None:
+    watch = engine.readiness.watch
+    if watch is None or not watch.reading.engine:
+        return None
+    reading = watch.reading
+    return EngineLive(
+        engine=reading.engine,
+        running=reading.running,
+        waiting=reading.waiting,
+        kv_used=reading.kv_used,
+        gpu_used_bytes=reading.gpu_used_bytes,
+        gpu_total_bytes=reading.gpu_total_bytes,
+        inferences=watch.batched.get("inferences"),
+        executions=watch.batched.get("executions"),
+    )
 
 
 def _slot_live(engine: Engine, name: str) -> SlotLive:

@@ -23,7 +23,7 @@ from django.db import connection
 from django.utils import timezone
 
 from controlplane.alerts.queries import marks
-from controlplane.live import alerting, readings, topics
+from controlplane.live import alerting, engines, readings, topics
 from controlplane.live.recording import Recorder
 
 log = logging.getLogger(__name__)
@@ -95,6 +95,10 @@ class Publisher:
         self._told |= told
         return len(told)
 
+    def engines_told(self, topics: list[str]) -> list[list[engines.Point]]:
+        """Points of engines in what was last told of topics, by this publisher or one before."""
+        return engines.told_before(self._redis, [LAST_PREFIX + topic for topic in topics])
+
     def _frame(self, topic: str, state: State, now: datetime, clock_s: float) -> tuple[_Told, bytes, bytes] | None:
         before = self._told.get(topic)
         if before is not None and clock_s - before.at_s < MIN_INTERVAL_S:
@@ -119,6 +123,7 @@ class Ticker:
     def __init__(self, publisher: Publisher, recorder: Recorder | None = None) -> None:
         self.publisher = publisher
         self._recorder = recorder
+        self._engines = engines.EngineLines()
         self._slow: readings.SlowParts | None = None
         self._slow_at_s = 0.0
 
@@ -129,6 +134,7 @@ class Ticker:
         if looks:
             self._slow, self._slow_at_s = readings.read_slow(now), clock_s
         reading = readings.read(now, self._slow)
+        self._look_at_engines(reading)
         if looks:
             alerting.look(reading)
             reading.marks = marks(now)
@@ -136,6 +142,15 @@ class Ticker:
         if self._recorder is not None:
             self._recorder.flush(now)
         return frames
+
+    def _look_at_engines(self, reading: readings.Reading) -> None:
+        new = [pool.slug for pool in reading.pools if not self._engines.knows(pool.slug)]
+        for slug, points in zip(new, self.publisher.engines_told([f"pool:{slug}" for slug in new]), strict=True):
+            self._engines.resume(slug, points, reading.now)
+        for pool in reading.pools:
+            reading.engine_points[pool.slug] = self._engines.take(
+                pool.slug, reading.words.get(pool.pk, []), reading.now
+            )
 
     def finish(self, now: datetime) -> None:
         """Writes what is recorded and not written yet."""

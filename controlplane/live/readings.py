@@ -23,6 +23,7 @@ from controlplane.flex.models import Decision, Grant, Lend
 from controlplane.flex.telemetry import week_start
 from controlplane.live import contracts, deadlines, job_risks, stages
 from controlplane.live.act_kinds import ACTS
+from controlplane.live.engines import Point
 from controlplane.live.queues import AgentWord, QueueNames
 from controlplane.live.strip import WINDOW, DecisionRow, Lane, SlotNow
 from controlplane.policy.models import Revision
@@ -114,6 +115,8 @@ class Reading:
     job_risks: job_risks.JobRisks = job_risks.NONE
     lends_this_week: dict[int, int] = field(default_factory=dict)
     marks: dict[str, Mark] = field(default_factory=dict)
+    engine_points: dict[str, list[Point]] = field(default_factory=dict)
+    """By the slug of a pool: what the publisher told of its engines in the last minutes."""
 
     def class_ids(self, pool: Pool, kind: str = "interactive") -> list[int]:
         """Classes of a kind whose requests this pool serves: its home class, or all of the kind without one."""

@@ -8,7 +8,7 @@ from typing import Any
 from controlplane.contracts.wording import share_text
 from controlplane.fleet.models import Pool
 from controlplane.flex.wording import REASONS
-from controlplane.live import alerting, attention, evidence_table, stages, strip
+from controlplane.live import alerting, attention, engines, evidence_table, stages, strip
 from controlplane.live.queues import queue_rows
 from controlplane.live.readings import Reading
 from controlplane.live.strip import iso
@@ -259,7 +259,19 @@ def pool_state(reading: Reading, pool: Pool) -> State:
         "lanes": strip.lanes(slots, reading.lanes, cells, reading.now),
         "marks": strip.marks(reading.decisions.get(pool.pk, [])),
         "flex": _flex(reading, pool, cells),
+        **_engines(reading, pool),
         **stages.stage_state(reading.stages, pool.pk, reading.class_ids(pool)),
+    }
+
+
+def _engines(reading: Reading, pool: Pool) -> dict[str, Any]:
+    words, points = reading.words.get(pool.pk, []), reading.engine_points.get(pool.slug, [])
+    names = {slot.slot_id: slot.name for slot in reading.slots.get(pool.pk, [])}
+    return {
+        "engines": engines.engine_rows(words, reading.now),
+        "engine_slots": engines.slot_rows(words, names, reading.now),
+        "engine_points": points,
+        **engines.line_figures(points),
     }
 
 

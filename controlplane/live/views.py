@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 
 from django.http import Http404, HttpRequest, HttpResponse
@@ -9,7 +10,7 @@ from django.shortcuts import render
 from django.utils import timezone
 
 from controlplane.fleet.models import Pool
-from controlplane.live import history, readings, topics
+from controlplane.live import engines, frames, history, readings, topics
 from controlplane.live.attention import link
 from controlplane.live.stages import PERCENTILES
 from controlplane.tenants.access import may, member_of, requires
@@ -49,6 +50,13 @@ def _context(state: topics.State, now: Any, **more: Any) -> dict[str, Any]:
     return {"state": state, "now": now, "page_state": state["state"], "page_tally": state["title"], **more}
 
 
+def _pool_now(row: Pool, now: datetime) -> topics.State:
+    reading = readings.read(now)
+    (points,) = engines.told_before(frames.connect(), [f"{frames.LAST_PREFIX}pool:{row.slug}"])
+    reading.engine_points[row.slug] = points
+    return topics.pool_state(reading, row)
+
+
 def _pool_or_404(slug: str) -> Pool:
     pool = Pool.objects.filter(slug=slug, archived_at=None).select_related("model").first()
     if pool is None:
@@ -63,7 +71,7 @@ def pool(request: HttpRequest, slug: str) -> HttpResponse:
     past = history.past(request, f"pool:{slug}")
     if past is not None and past.state is None:
         return history.no_past(request, past)
-    state = topics.pool_state(readings.read(now), row) if past is None or past.state is None else past.state
+    state = _pool_now(row, now) if past is None or past.state is None else past.state
     now = now if past is None else past.at
     figures = {f"stack_{name}": state[f"stack_{name}"] for name, _ in PERCENTILES}
     context = _context(

@@ -226,13 +226,33 @@ class TenantLive(Struct, frozen=True):
     tokens_per_byte: float | None = None
 
 
+class EngineLive(Struct, frozen=True):
+    """What the inference server says of itself, as far as it does; null is unknown, never zero.
+
+    `kv_used` is 0 to 1, of several engines the fullest. `inferences` and `executions` are counters of a server that
+    batches by itself, since the agent watches it.
+    """
+
+    engine: str
+    running: int | None = None
+    waiting: int | None = None
+    kv_used: float | None = None
+    gpu_used_bytes: int | None = None
+    gpu_total_bytes: int | None = None
+    inferences: int | None = None
+    executions: int | None = None
+
+
 class LiveFigures(Struct, frozen=True):
-    """Everything that is shown live and lent by, as of `at_us`."""
+    """Everything that is shown live and lent by, as of `at_us`. `engine` is null where the server tells nothing, and
+    from older agents.
+    """
 
     at_us: int
     slots: list[SlotLive]
     classes: list[ClassLive]
     tenants: list[TenantLive]
+    engine: EngineLive | None = None
 
 
 class Demand(Struct, array_like=True, frozen=True):

@@ -33,5 +33,8 @@ livePage(root.dataset.liveTopic, (state, before) => {
   latest = state;
   const key = `stack_${chosen()}`;
   if (state[key] !== before?.[key]) draw();
+  for (const [id, name] of [["engine-memory", "memory_figure"], ["engine-running", "running_figure"]]) {
+    if (state[name] && state[name] !== before?.[name]) update(id, state[name].data, state[name].layout);
+  }
   showFlex();
 });

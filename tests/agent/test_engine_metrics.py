@@ -142,3 +142,16 @@ def test_a_figure_that_is_missing_for_a_while_loses_nothing():
     totals = totals_of(*outputs(10, None, None, 30))
     assert (totals.counted["output_tokens"], totals.restarts) == (20, 0)
     assert totals.counted["prompt_tokens"] is None
+
+
+def test_gpu_memory_of_dcgm_is_read_beside_the_engines_own_figures():
+    page = (
+        b"vllm:num_requests_running 3\n"
+        b'DCGM_FI_DEV_FB_USED{gpu="0"} 40000\nDCGM_FI_DEV_FB_USED{gpu="1"} 20000\n'
+        b'DCGM_FI_DEV_FB_FREE{gpu="0"} 1000\nDCGM_FI_DEV_FB_FREE{gpu="1"} 21000\n'
+    )
+    reading = read_page(page)
+    assert (reading.gpu_used_bytes, reading.gpu_total_bytes) == (60_000 << 20, 82_000 << 20)
+    without_free = read_page(page[: page.index(b"DCGM_FI_DEV_FB_FREE")])
+    assert (without_free.gpu_used_bytes, without_free.gpu_total_bytes) == (60_000 << 20, None)
+    assert read_page(b"vllm:num_requests_running 3\n").gpu_used_bytes is None

@@ -136,3 +136,14 @@ def test_options_of_a_triton_agent(tmp_path) -> None:
     for wrong in (["--triton-metrics", "ftp://x"], ["--triton-text-input", ""], ["--sim-batch-fixed", "-1"]):
         with pytest.raises(UsageError):
             parse([*base, "--upstream", "http://gpu-1:8000", *wrong])
+
+
+def test_gpu_memory_is_that_of_all_gpus_whatever_the_model():
+    page = (
+        b'nv_inference_count{model="m",version="1"} 7\n'
+        b'nv_gpu_memory_used_bytes{gpu_uuid="a"} 5\nnv_gpu_memory_used_bytes{gpu_uuid="b"} 6\n'
+        b'nv_gpu_memory_total_bytes{gpu_uuid="a"} 10\nnv_gpu_memory_total_bytes{gpu_uuid="b"} 10\n'
+    )
+    reading = read_triton_page(page, "m")
+    assert (reading.inferences, reading.gpu_used_bytes, reading.gpu_total_bytes) == (7, 11, 20)
+    assert read_triton_page(page.replace(b" 6\n", b" nan\n"), "m").gpu_used_bytes is None

@@ -18,7 +18,7 @@ from websockets.sync.client import connect as connect_socket
 
 from controlplane.config.asgi import application
 from controlplane.embedded.ports import free_port
-from controlplane.live import consumers, frames, hub, readings, topics
+from controlplane.live import consumers, engines, frames, hub, readings, topics
 from controlplane.live.frames import Publisher, Ticker
 from tests.live import scene as scenes
 from tests.live.socket_people import sign_in, sweep
@@ -197,6 +197,8 @@ def test_who_comes_back_is_shown_what_a_fresh_load_shows(door, key, frames_redis
     with viewer(door, key, "fleet", "pool:chat-70b") as one:
         after = {frame["topic"]: frame for frame in (json.loads(one.recv(5)) for _ in range(2))}
     reading = readings.read(later)
+    (points,) = engines.told_before(frames_redis, [frames.LAST_PREFIX + "pool:chat-70b"])
+    reading.engine_points["chat-70b"] = points
     fresh = {"fleet": topics.fleet(reading), "pool:chat-70b": topics.pool_state(reading, scene.pool)}
     for topic, state in fresh.items():
         assert after[topic]["type"] == "snapshot" and after[topic]["seq"] == before[topic]["seq"] + 3

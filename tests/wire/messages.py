@@ -35,6 +35,7 @@ FIGURES = report.LiveFigures(
         )
     ],
     tenants=[report.TenantLive(1, 2, 3, 4, 5, 6.5, 7.5, 8.5, 9, 10.5, 11.5, 12.5, 13.5)],
+    engine=report.EngineLive("vLLM", 1, 2, 0.5, 4, 5, 6, 7),
 )
 
 REPORT = report.Report(

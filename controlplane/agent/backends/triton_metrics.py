@@ -18,8 +18,12 @@ from controlplane.core.counter_resets import increase
 PENDING: Final = "nv_inference_pending_request_count"
 INFERENCES: Final = "nv_inference_count"
 EXECUTIONS: Final = "nv_inference_exec_count"
+GPU_USED: Final = "nv_gpu_memory_used_bytes"
+GPU_TOTAL: Final = "nv_gpu_memory_total_bytes"
 COUNTED: Final = {"inferences": INFERENCES, "executions": EXECUTIONS}
-FAMILIES: Final = (PENDING, INFERENCES, EXECUTIONS)
+OF_GPUS: Final = (GPU_USED, GPU_TOTAL)
+"""These have no model."""
+FAMILIES: Final = (PENDING, INFERENCES, EXECUTIONS, *OF_GPUS)
 
 _LINE: Final = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})?[ \t]+(\S+)(?:[ \t]+-?[0-9.]+)?[ \t]*")
 _NAME: Final = re.compile(r"(?:# (?:HELP|TYPE) )?([a-zA-Z_:][a-zA-Z0-9_:]*)")
@@ -28,12 +32,15 @@ _MODEL: Final = re.compile(r'(?:^|,)model="((?:[^"\\]|\\.)*)"')
 
 @dataclass(frozen=True, slots=True)
 class TritonReading:
-    """One page, of one model over all its versions. `seen`: it is a Triton's page. None is unknown, never zero."""
+    """One page, of one model over all its versions; memory of all GPUs. `seen`: it is a Triton's page. None is unknown,
+    never zero."""
 
     seen: bool = False
     waiting: int | None = None
     inferences: int | None = None
     executions: int | None = None
+    gpu_used_bytes: int | None = None
+    gpu_total_bytes: int | None = None
 
 
 def read_triton_page(page: bytes, model: str, *, whole: bool = True) -> TritonReading:
@@ -45,10 +52,13 @@ def read_triton_page(page: bytes, model: str, *, whole: bool = True) -> TritonRe
     values: dict[str, list[float]] = {}
     for line in lines:
         match = _LINE.fullmatch(line.rstrip("\r"))
-        if match is not None and match[1] in FAMILIES and _is_of(match[2] or "", model):
+        if match is not None and match[1] in FAMILIES and (match[1] in OF_GPUS or _is_of(match[2] or "", model)):
             values.setdefault(match[1], []).append(number_of(match[3]))
     counts = {name: None if name in unsure else count_of(values.get(name)) for name in FAMILIES}
-    return TritonReading("\nnv_" in "\n" + text, counts[PENDING], counts[INFERENCES], counts[EXECUTIONS])
+    return TritonReading(
+        "\nnv_" in "\n" + text, counts[PENDING], counts[INFERENCES], counts[EXECUTIONS], counts[GPU_USED],
+        counts[GPU_TOTAL],
+    )  # fmt: skip
 
 
 def _families_at_the_cut(lines: list[str], rest: str) -> Iterator[str]:

@@ -37,7 +37,10 @@ class TritonWatch(EngineWatch):
         reading = read_triton_page(page.body, self._model_of(), whole=page.whole)
         if not reading.seen:
             return False
-        self._reading = EngineReading(engine="Triton", waiting=reading.waiting)
+        self._reading = EngineReading(
+            engine="Triton", waiting=reading.waiting, gpu_used_bytes=reading.gpu_used_bytes,
+            gpu_total_bytes=reading.gpu_total_bytes,
+        )  # fmt: skip
         self.batches.take(reading)
         self.totals.restarts = self.batches.restarts
         self.batched = self.batches.counted
