@@ -1,40 +1,76 @@
 """Invitations: making, withdrawing, and the page that a link opens."""
 
 import math
+from collections.abc import Iterable
+from datetime import datetime
 
 from django.conf import settings
 from django.contrib import messages
 from django.core.exceptions import ValidationError
-from django.core.mail import send_mail
-from django.db.models import QuerySet
+from django.db.models import Q
 from django.http import HttpRequest, HttpResponse
+from django.http.response import HttpResponseBase
 from django.shortcuts import redirect, render
-from django.urls import reverse
 from django.utils import timezone
 from django.views.decorators.http import require_POST
 
 from controlplane.access.forms import AcceptForm, InvitationForm
 from controlplane.access.invitation_actions import accept, invite, withdraw
+from controlplane.access.invitation_links import link_of, mail
 from controlplane.access.models import Invitation
 from controlplane.access.queries import invitation_by_secret, open_invitations
 from controlplane.audit.actors import actor_of
 from controlplane.audit.forms import take_errors
 from controlplane.tenants import throttle
 from controlplane.tenants.access import public, requires
-from controlplane.tenants.queries import installation
-from controlplane.web.views import error_response, too_many_requests
+from controlplane.web.exports import CsvResponse
+from controlplane.web.pagination import BadCursor, keyset_page
+from controlplane.web.views import bad_request, error_response, too_many_requests
 
+STATES = (("", "Not yet accepted"), ("all", "All"))
 NO_LINK = "This invitation was used, ended, or never was. Ask whoever sent it for another one."
 
 
-def _open() -> "QuerySet[Invitation]":
-    return open_invitations(timezone.now()).select_related("tenant").order_by("-created_at")
-
-
 @requires("member.read", write="member.write")
-def invitations(request: HttpRequest) -> HttpResponse:
-    """Who was invited and has not come yet."""
-    return render(request, "access/invitations.html", {"invitations": _open()[:200]})
+def invitations(request: HttpRequest) -> HttpResponseBase:
+    """Who was invited: those who have not come yet, or all, newest first."""
+    text, state = request.GET.get("q", "").strip()[:120], request.GET.get("state", "")
+    now = timezone.now()
+    rows = Invitation.objects.all() if state == "all" else open_invitations(now)
+    rows = rows.select_related("tenant")
+    if text:
+        rows = rows.filter(Q(email__icontains=text) | Q(full_name__icontains=text) | Q(tenant__slug__icontains=text))
+    if request.GET.get("format") == "csv":
+        return _csv(rows.order_by("-id").iterator(chunk_size=500), now)
+    try:
+        page = keyset_page(rows, ("-id",), cursor=request.GET.get("cursor"))
+    except BadCursor as error:
+        return bad_request(request, error)
+    context = {
+        "page": page, "invitations": [(row, _state(row, now)) for row in page.rows], "total": rows.count(), "q": text,
+        "state": state, "states": STATES,
+    }  # fmt: skip
+    return render(request, "access/invitations.html", context)
+
+
+def _state(row: Invitation, now: datetime) -> str:
+    if row.accepted_at is not None:
+        return "accepted"
+    if row.withdrawn_at is not None:
+        return "withdrawn"
+    return "over" if row.expires_at <= now else "open"
+
+
+def _csv(rows: Iterable[Invitation], now: datetime) -> CsvResponse:
+    header = ["email", "full_name", "role", "tenant", "invited_by", "invited_at", "works_until", "state"]
+    lines = (
+        [
+            row.email, row.full_name, row.role, row.tenant.slug if row.tenant else None, row.created_by,
+            row.created_at, row.expires_at, _state(row, now),
+        ]
+        for row in rows
+    )  # fmt: skip
+    return CsvResponse("invitations.csv", header, lines)
 
 
 @requires("member.read", write="member.write")
@@ -51,9 +87,8 @@ def invitation_new(request: HttpRequest) -> HttpResponse:
         except ValidationError as error:
             take_errors(form, error)
         else:
-            path = reverse("invitation", args=[issued.secret])
-            link = f"{settings.PUBLIC_URL}{path}" if settings.PUBLIC_URL else request.build_absolute_uri(path)
-            mailed = _mail(issued.invitation, link)
+            link = link_of(issued, request)
+            mailed = mail(issued.invitation, link)
             context = {"invitation": issued.invitation, "link": link, "mailed": mailed}
             return render(request, "access/invitation_link.html", context)
     return render(request, "access/invitation_form.html", {"form": form}, status=400 if form.errors else 200)
@@ -93,15 +128,3 @@ def invitation(request: HttpRequest, secret: str) -> HttpResponse:
             return redirect("login")
     context = {"form": form, "invitation": row, "providers": settings.OPENID_PROVIDERS}
     return render(request, "access/invitation.html", context, status=400 if form.errors else 200)
-
-
-def _mail(row: Invitation, link: str) -> bool | None:
-    """True when the mail server took it, False when not, None without one."""
-    if not settings.EMAIL_IS_SET:
-        return None
-    text = f"{row.created_by} invites you to {installation().name} as {row.role}.\n\n{link}\n\nThe link works once."
-    try:
-        send_mail(f"Invitation to {installation().name}", text, settings.DEFAULT_FROM_EMAIL, [row.email])
-    except OSError:
-        return False
-    return True

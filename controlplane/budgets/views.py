@@ -53,6 +53,8 @@ FIELD_OF = {"limit_nanos": "limit", "thresholds_percent": "thresholds"}
 """Column that an action names -> the form's own field for it."""
 INCREASES_SHOWN = 20
 STATES = (("", "In force"), ("archived", "Archived"), ("all", "All"))
+SORTS = (("tenant", "By tenant"), ("limit", "Largest limit first"), ("newest", "Newest first"))
+ORDERS = {"tenant": ("tenant__slug", "id"), "limit": ("-limit_nanos", "id"), "newest": ("-id",)}
 
 
 @requires("budget.read")
@@ -60,6 +62,8 @@ def budgets(request: HttpRequest) -> HttpResponseBase:
     """Budgets that the person may see, each in its present window."""
     now = timezone.now()
     text, state = request.GET.get("q", "").strip()[:120], request.GET.get("state", "")
+    sort = request.GET.get("sort", "tenant")
+    order = ORDERS.get(sort, ORDERS["tenant"])
     rows = visible_budgets(request.user)
     if text:
         rows = rows.filter(tenant__slug__icontains=text) | rows.filter(name__icontains=text)
@@ -68,10 +72,10 @@ def budgets(request: HttpRequest) -> HttpResponseBase:
     elif state != "all":
         rows = rows.filter(archived_at=None)
     if request.GET.get("format") == "csv":
-        batches = in_batches(rows.order_by("tenant__slug", "id"))
+        batches = in_batches(rows.order_by(*order))
         return _csv(row for batch in batches for row in standings(batch, now))
     try:
-        page = keyset_page(rows, ("tenant__slug", "id"), cursor=request.GET.get("cursor"))
+        page = keyset_page(rows, order, cursor=request.GET.get("cursor"))
     except BadCursor as error:
         return bad_request(request, error)
     context = {
@@ -79,6 +83,8 @@ def budgets(request: HttpRequest) -> HttpResponseBase:
         "standings": standings(page.rows, now),
         "total": rows.count(),
         "q": text,
+        "sort": sort,
+        "sorts": SORTS,
         "state": state,
         "states": STATES,
         "now": now,

@@ -93,6 +93,16 @@ def visible_contracts(user: User | AnonymousUser) -> QuerySet[Contract]:
     return rows.filter(Q(tenant=own) | Q(tenant=None, workload_class__slug__in=own.classes))
 
 
+def contract_holds(text: str) -> Q:
+    """Contracts whose name, class or tenant holds the text."""
+    return (
+        Q(slug__icontains=text)
+        | Q(name__icontains=text)
+        | Q(workload_class__slug__icontains=text)
+        | Q(tenant__slug__icontains=text)
+    )
+
+
 def contract_for(user: User | AnonymousUser, slug: str) -> Contract:
     """The only door to a contract. Not allowed and not existing look the same: Http404."""
     row = visible_contracts(user).filter(slug=slug).first()

@@ -1,11 +1,14 @@
 """Pages of classes and contracts."""
 
 from collections.abc import Callable, Sequence
+from datetime import datetime
+from decimal import Decimal
 from types import SimpleNamespace
 from typing import Any
 
 from django.contrib import messages
 from django.core.exceptions import PermissionDenied, ValidationError
+from django.db.models import Q, QuerySet
 from django.http import Http404, HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from django.shortcuts import redirect, render
@@ -36,27 +39,65 @@ from controlplane.tenants.actions import Stale
 from controlplane.tenants.queries import visible_tenants
 from controlplane.tenants.review import reason_of
 from controlplane.tenants.roles import Role
+from controlplane.web.exports import CsvResponse, in_batches
+from controlplane.web.pagination import BadCursor, keyset_page
+from controlplane.web.views import bad_request
 
 TAKES_PUSH = "Takes effect when you push."
 AT_ONCE = "Takes effect within 2 s."
+CONTRACT_SORTS = (("name", "By name"), ("class", "By class"), ("newest", "Newest first"))
+CONTRACT_ORDERS = {
+    "name": ("slug", "id"),
+    "class": ("workload_class__slug", "slug", "id"),
+    "newest": ("-created_at", "-id"),
+}
+CLASS_SORTS = (("attention", "Suspended first"), ("name", "By name"), ("newest", "Newest first"))
 
 
 # ---- classes ----
 
 
 @requires("class.read")
-def classes(request: HttpRequest) -> HttpResponse:
-    state = request.GET.get("state", "")
-    rows = WorkloadClass.objects.select_related("downgrade_to").order_by("slug")
+def classes(request: HttpRequest) -> HttpResponseBase:
+    """All classes on one page: they are kinds of work, a few dozen at most."""
+    text, state = request.GET.get("q", "").strip()[:120], request.GET.get("state", "")
+    sort = request.GET.get("sort", "attention")
+    rows = WorkloadClass.objects.select_related("downgrade_to").order_by("-id" if sort == "newest" else "slug")
     rows = rows.filter(state="archived") if state == "archived" else rows.exclude(state="archived")
-    found = sorted(rows, key=lambda row: (row.state != "suspended", row.kind != "interactive"))
+    if text:
+        rows = rows.filter(Q(slug__icontains=text) | Q(name__icontains=text))
+    found = list(rows)
+    if sort == "attention":
+        found.sort(key=lambda row: (row.state != "suspended", row.kind != "interactive"))
     uses = queries.class_uses(found)
+    if request.GET.get("format") == "csv":
+        return _classes_csv([(row, uses[row.pk]) for row in found])
     context = {
+        "q": text,
+        "sort": sort,
+        "sorts": CLASS_SORTS,
         "rows": [(row, uses[row.pk], percent_of_ppm(row.min_share_ppm)) for row in found],
         "state": state,
         "may_write": may(request.user, "class.write"),
     }
     return render(request, "contracts/classes.html", context)
+
+
+def _classes_csv(rows: Sequence[tuple[WorkloadClass, queries.ClassUse]]) -> CsvResponse:
+    header = [
+        "class", "name", "kind", "state", "priority", "overload", "downgrade_to", "max_queue", "max_wait_ms",
+        "min_share_percent", "max_prompt_tokens", "max_output_tokens", "models", "pools", "tenants", "contracts",
+    ]  # fmt: skip
+    lines = (
+        [
+            row.slug, row.name, row.kind, row.state, row.priority, row.overload,
+            row.downgrade_to.slug if row.downgrade_to else None, row.max_queue, row.max_wait_ms,
+            Decimal(row.min_share_ppm).scaleb(-4), row.max_prompt_tokens, row.max_output_tokens,
+            " ".join(row.model_names), " ".join(use.pools), use.tenants, use.contracts,
+        ]
+        for row, use in rows
+    )  # fmt: skip
+    return CsvResponse("classes.csv", header, lines)
 
 
 @requires("class.read")
@@ -185,13 +226,28 @@ def _class_of(slug: str) -> WorkloadClass:
 
 
 @requires("contract.read")
-def contracts(request: HttpRequest) -> HttpResponse:
-    ended = request.GET.get("state") == "ended"
-    rows = queries.visible_contracts(request.user).filter(archived_at__isnull=not ended)
+def contracts(request: HttpRequest) -> HttpResponseBase:
     now = timezone.now()
-    standings = queries.standings(list(rows.order_by("slug")[:1_000]), now)
+    text, ended = request.GET.get("q", "").strip()[:120], request.GET.get("state") == "ended"
+    sort = request.GET.get("sort", "name")
+    order = CONTRACT_ORDERS.get(sort, CONTRACT_ORDERS["name"])
+    rows = queries.visible_contracts(request.user).filter(archived_at__isnull=not ended)
+    if text:
+        rows = rows.filter(queries.contract_holds(text))
+    if request.GET.get("format") == "csv":
+        return _contracts_csv(rows.order_by(*order), now)
+    try:
+        page = keyset_page(rows, order, cursor=request.GET.get("cursor"))
+    except BadCursor as error:
+        return bad_request(request, error)
+    standings = queries.standings(page.rows, now)
     nights = nights_of([row.contract for row in standings], now, tenants=_own_jobs(request), nights=3)
     context = {
+        "page": page,
+        "total": rows.count(),
+        "q": text,
+        "sort": sort,
+        "sorts": CONTRACT_SORTS,
         "rows": [
             (
                 row,
@@ -233,6 +289,26 @@ def contract(request: HttpRequest, slug: str) -> HttpResponse:
         "now": now,
     }  # fmt: skip
     return render(request, "contracts/contract.html", context)
+
+
+def _contracts_csv(rows: QuerySet[Contract], now: datetime) -> CsvResponse:
+    header = [
+        "contract", "name", "class", "tenant", "version", "in_force_since", "next_version", "next_from", "promise",
+        "ended_at",
+    ]  # fmt: skip
+
+    def line(row: queries.Standing) -> list[Any]:
+        held, coming = row.in_force, row.next
+        return [
+            row.contract.slug, row.contract.name, row.contract.workload_class.slug,
+            row.contract.tenant.slug if row.contract.tenant else None,
+            held.number if held else None, held.effective_from if held else None,
+            coming.number if coming else None, coming.effective_from if coming else None,
+            sentence(held or coming) if held or coming else None, row.contract.archived_at,
+        ]  # fmt: skip
+
+    lines = (line(row) for batch in in_batches(rows) for row in queries.standings(batch, now))
+    return CsvResponse("contracts.csv", header, lines)
 
 
 def _own_jobs(request: HttpRequest) -> list[int] | None:

@@ -1,10 +1,13 @@
 """Pages of API keys. A secret is shown on the page that answers the POST which made it, and nowhere else."""
 
 import secrets
+from datetime import UTC, datetime
 from typing import Any
 
 from django.contrib import messages
 from django.core.exceptions import ValidationError
+from django.db.models import Value
+from django.db.models.functions import Coalesce
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from django.shortcuts import redirect, render
@@ -38,6 +41,23 @@ LABELS = {
     "tokens_per_minute": "Tokens per minute",
 }
 STATES = (("active", "Active"), ("revoked", "Revoked"), ("expired", "Expired"), ("all", "All"))
+SORTS = (
+    ("newest", "Newest first"),
+    ("tenant", "By tenant"),
+    ("expiry", "Expiring first"),
+    ("unused", "Unused longest"),
+)
+NEVER = {
+    "expiry": {"ends": Coalesce("expires_at", Value(datetime.max.replace(tzinfo=UTC, microsecond=0)))},
+    "unused": {"used": Coalesce("last_used_at", Value(datetime(1970, 1, 1, tzinfo=UTC)))},
+}
+"""A key that never ends comes last of those that do, one that was never used first."""
+ORDERS = {
+    "newest": ("-id",),
+    "tenant": ("tenant__slug", "name", "id"),
+    "expiry": ("ends", "id"),
+    "unused": ("used", "id"),
+}
 
 
 @requires("key.read")
@@ -46,6 +66,10 @@ def keys(request: HttpRequest) -> HttpResponseBase:
     now = timezone.now()
     rows = visible_keys(request.user)
     text, state = request.GET.get("q", "").strip()[:120], request.GET.get("state", "active")
+    sort = request.GET.get("sort", "newest")
+    order = ORDERS.get(sort, ORDERS["newest"])
+    if sort in NEVER:
+        rows = rows.annotate(**NEVER[sort])
     if text:
         rows = search_keys(rows, text)
     if state == "active":
@@ -55,13 +79,14 @@ def keys(request: HttpRequest) -> HttpResponseBase:
     elif state == "expired":
         rows = rows.filter(expires_at__lte=now)
     if request.GET.get("format") == "csv":
-        return _csv(rows.order_by("id").iterator(chunk_size=500))
+        return _csv(rows.order_by(*order).iterator(chunk_size=500))
     try:
-        page = keyset_page(rows, ("-id",), cursor=request.GET.get("cursor"))
+        page = keyset_page(rows, order, cursor=request.GET.get("cursor"))
     except BadCursor as error:
         return bad_request(request, error)
     context = {
-        "page": page, "q": text, "state": state, "states": STATES, "now": now, "total": rows.count(),
+        "page": page, "q": text, "state": state, "states": STATES, "sort": sort, "sorts": SORTS, "now": now,
+        "total": rows.count(),
         **bulk_bar(request, KEYS, page.rows),
     }  # fmt: skip
     return render(request, "tenants/keys.html", context)

@@ -1,10 +1,12 @@
 """Pages of settings: people, and who may do what."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from django.contrib import messages
 from django.core.exceptions import ValidationError
 from django.http import HttpRequest, HttpResponse
+from django.http.response import HttpResponseBase
 from django.shortcuts import redirect, render
 from django.utils import timezone
 from django.views.decorators.http import require_POST
@@ -17,14 +19,18 @@ from controlplane.tenants.actions import Stale
 from controlplane.tenants.bulk_nouns import MEMBERS
 from controlplane.tenants.bulk_views import bulk_bar
 from controlplane.tenants.forms import MemberEditForm, MemberForm, PasswordForm, member_initial
-from controlplane.tenants.queries import installation, member_for
+from controlplane.tenants.models import Member
+from controlplane.tenants.queries import installation, member_for, search_members
 from controlplane.tenants.queries import members as all_members
 from controlplane.tenants.review import lines, overtaken, reason_of, renewed
 from controlplane.tenants.roles import PERMISSIONS, Role
+from controlplane.web.exports import CsvResponse
 from controlplane.web.pagination import BadCursor, keyset_page
 from controlplane.web.views import bad_request
 
 LABELS = {"role": "Role", "tenant": "Tenant"}
+SORTS = (("name", "By name"), ("role", "By role"), ("newest", "Newest first"))
+ORDERS = {"name": ("user__username", "id"), "role": ("role", "user__username", "id"), "newest": ("-id",)}
 ROLE_WORDS = {
     Role.ADMIN: "Everything",
     Role.FINANCE: "Reports, invoices, rates and budgets; reads the rest",
@@ -55,22 +61,37 @@ def roles(request: HttpRequest) -> HttpResponse:
 
 
 @requires("member.read")
-def members(request: HttpRequest) -> HttpResponse:
+def members(request: HttpRequest) -> HttpResponseBase:
     text, role = request.GET.get("q", "").strip()[:120], request.GET.get("role", "")
-    rows = all_members()
-    if text:
-        rows = rows.filter(user__username__icontains=text) | rows.filter(tenant__slug__icontains=text)
+    sort = request.GET.get("sort", "name")
+    order = ORDERS.get(sort, ORDERS["name"])
+    rows = search_members(all_members(), text) if text else all_members()
     if role in set(Role):
         rows = rows.filter(role=role)
+    if request.GET.get("format") == "csv":
+        return _csv(rows.order_by(*order).iterator(chunk_size=500))
     try:
-        page = keyset_page(rows, ("user__username", "id"), cursor=request.GET.get("cursor"))
+        page = keyset_page(rows, order, cursor=request.GET.get("cursor"))
     except BadCursor as error:
         return bad_request(request, error)
     context = {
-        "page": page, "q": text, "role_chosen": role, "roles": [r.value for r in Role], "total": rows.count(),
+        "page": page, "q": text, "sort": sort, "sorts": SORTS, "role_chosen": role, "roles": [r.value for r in Role],
+        "total": rows.count(),
         **bulk_bar(request, MEMBERS, page.rows),
     }  # fmt: skip
     return render(request, "tenants/members.html", context)
+
+
+def _csv(rows: Iterable[Member]) -> CsvResponse:
+    header = ["member", "full_name", "email", "role", "tenant", "last_sign_in_at"]
+    lines = (
+        [
+            row.user.username, row.user.get_full_name(), row.user.email, row.role,
+            row.tenant.slug if row.tenant else None, row.user.last_login,
+        ]
+        for row in rows
+    )  # fmt: skip
+    return CsvResponse("members.csv", header, lines)
 
 
 @requires("member.read", write="member.write")

@@ -58,6 +58,16 @@ def member_for(member_id: int) -> Member:
     return member
 
 
+def search_members(rows: QuerySet[Member], text: str) -> QuerySet[Member]:
+    """People whose sign-in name, name, address or tenant holds the text."""
+    return rows.filter(
+        Q(user__username__icontains=text)
+        | Q(user__first_name__icontains=text)
+        | Q(user__email__icontains=text)
+        | Q(tenant__slug__icontains=text)
+    )
+
+
 def search_keys(keys: QuerySet[ApiKey], text: str) -> QuerySet[ApiKey]:
     """Keys whose name, id, prefix or tenant holds the text."""
     return keys.filter(
