@@ -23,6 +23,16 @@ own_account = requires("own.read", before_second_factor=True)
 """For pages by which somebody who lacks a second factor gets one."""
 
 
+def began_without_factor(request: HttpRequest) -> bool:
+    """The session began before the factor was there: what a password alone opened must not take the factor away."""
+    return is_mfa_enabled(request.user) and not request.session.get(SECOND_FACTOR)
+
+
+def is_confirmed(request: HttpRequest) -> bool:
+    """What `confirmed` asks for, where nobody can be sent to a page: REST refuses instead."""
+    return not began_without_factor(request) and not is_reauthentication_required(request, app="allauth.mfa")
+
+
 def confirmed(view: View) -> View:
     """Sends to the page that asks for password, code or passkey, and from there back. What was posted is not kept.
 
@@ -31,8 +41,7 @@ def confirmed(view: View) -> View:
 
     @functools.wraps(view)
     def guarded(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
-        if is_mfa_enabled(request.user) and not request.session.get(SECOND_FACTOR):
-            # It began before the factor was there: what a password alone opened must not take the factor away.
+        if began_without_factor(request):
             messages.info(request, "Nothing was changed. Sign out, then sign in with your second factor to do this.")
             return redirect("account")
         if not is_reauthentication_required(request, app="allauth.mfa"):

@@ -3,6 +3,7 @@
 import hashlib
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from allauth.mfa.models import Authenticator
 from django.contrib.auth.models import User
@@ -10,6 +11,7 @@ from django.db.models import QuerySet
 from django.utils import timezone
 
 from controlplane.access.models import Invitation, PersonalToken, Session
+from controlplane.tenants.access import may
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,21 @@ def hashed(secret: str) -> str:
 def sessions_of(user_id: int, now: datetime) -> QuerySet[Session]:
     """Sessions that are not over, the one used last first."""
     return Session.objects.filter(user_id=user_id, expire_date__gt=now).order_by("-last_used_at", "public_id")
+
+
+def visible_sessions(user: User, now: datetime) -> QuerySet[Session]:
+    """One's own sessions that are not over; everybody's for who may see how members get in."""
+    rows = Session.objects.filter(expire_date__gt=now, user__member__isnull=False, public_id__isnull=False)
+    return _visible(rows, user).select_related("user__member")
+
+
+def visible_tokens(user: User) -> QuerySet[PersonalToken]:
+    """One's own tokens; everybody's for who may see how members get in."""
+    return _visible(PersonalToken.objects.filter(user__member__isnull=False), user).select_related("user__member")
+
+
+def _visible(rows: QuerySet[Any], user: User) -> QuerySet[Any]:
+    return rows if may(user, "member.read") else rows.filter(user_id=user.pk)
 
 
 def open_invitations(now: datetime) -> QuerySet[Invitation]:

@@ -4,10 +4,9 @@ from typing import Any
 
 from django.db.models import QuerySet
 from django.utils import timezone
-from drf_spectacular.utils import OpenApiResponse, extend_schema
+from drf_spectacular.utils import extend_schema
 from rest_framework import serializers, status
 from rest_framework.decorators import action
-from rest_framework.exceptions import APIException
 from rest_framework.mixins import ListModelMixin
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -19,11 +18,37 @@ from controlplane.alerts.messages import alert_json
 from controlplane.alerts.models import Event, Silence
 from controlplane.audit.actors import actor_of
 from controlplane.tenants.rest import ReasonField, ReasonSerializer, checked, writes
+from controlplane.web.api import Ended
+from controlplane.web.openapi import problem
 
 
-class Ended(APIException):
-    status_code = 409
-    default_code = "already_ended"
+class CauseSerializer(serializers.Serializer):
+    """What may have caused it, with its value then; `url` may be empty."""
+
+    label = serializers.CharField()
+    value = serializers.CharField()
+    url = serializers.CharField(allow_blank=True)
+
+
+class AlertSerializer(serializers.Serializer):
+    """An alert as it is kept."""
+
+    id = serializers.IntegerField()
+    key = serializers.CharField()
+    kind = serializers.CharField()
+    severity = serializers.CharField()
+    state = serializers.ChoiceField(["open", "acknowledged", "resolved"])
+    title = serializers.CharField()
+    text = serializers.CharField(allow_blank=True)
+    url = serializers.CharField()
+    pool = serializers.CharField(allow_blank=True)
+    contract = serializers.CharField(allow_blank=True)
+    causes = CauseSerializer(many=True)
+    since = serializers.DateTimeField(allow_null=True)
+    raised_at = serializers.DateTimeField()
+    acknowledged_at = serializers.DateTimeField(allow_null=True)
+    acknowledged_by = serializers.CharField(allow_blank=True)
+    resolved_at = serializers.DateTimeField(allow_null=True)
 
 
 class AlertAck(APIView):
@@ -35,7 +60,7 @@ class AlertAck(APIView):
     @extend_schema(
         operation_id="alert_ack",
         request=ReasonSerializer,
-        responses={200: OpenApiResponse(description="The alert"), 409: OpenApiResponse(description="It is resolved")},
+        responses={200: AlertSerializer, **problem(409, "It is resolved.")},
     )
     @writes
     def post(self, request: Request, alert_id: int) -> Response:
@@ -92,7 +117,7 @@ class SilenceViewSet(ListModelMixin, GenericViewSet):
         )
         return Response(self.get_serializer(row).data, status=status.HTTP_201_CREATED)
 
-    @extend_schema(request=ReasonSerializer, responses={200: SilenceSerializer})
+    @extend_schema(request=ReasonSerializer, responses={200: SilenceSerializer, **problem(409)})
     @action(detail=True, methods=["post"])
     @writes
     def end(self, request: Request, pk: str) -> Response:

@@ -12,7 +12,9 @@ from controlplane.audit.models import AuditEntry, CarriedRevision
 
 # Any fixed number: writers of the chain take turns until their transaction ends.
 CHAIN_LOCK = 0x666C6578
-SECRET_FIELDS = frozenset({"secret", "secret_hash", "previous_hash", "token", "token_hash", "password", "private_key"})
+SECRET_FIELDS = frozenset(
+    {"secret", "secret_hash", "previous_hash", "token", "token_hash", "password", "private_key", "link"}
+)
 
 
 def record(

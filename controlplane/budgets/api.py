@@ -6,7 +6,6 @@ import django_filters
 from django.db.models import QuerySet
 from django.shortcuts import get_object_or_404
 from django.utils import timezone
-from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import extend_schema, extend_schema_field
 from rest_framework import serializers, status
 from rest_framework.decorators import action
@@ -20,28 +19,12 @@ from controlplane.budgets.increase_queries import increases_of, state_of
 from controlplane.budgets.increases import add_increase, end_increase
 from controlplane.budgets.models import Budget, BudgetIncrease, BudgetNotice
 from controlplane.budgets.queries import Standing, notices, standings, visible_budgets
-from controlplane.core.money import format_nanos, parse_nanos
 from controlplane.tenants.access import may
 from controlplane.tenants.queries import visible_tenants
-from controlplane.tenants.rest import ReasonField, ReasonSerializer, VersionedViewSet, writes
+from controlplane.tenants.rest import MoneyField, ReasonField, ReasonSerializer, VersionedViewSet, edits, writes
+from controlplane.web.openapi import problem
 
 INCREASES_MAX = 200
-
-
-@extend_schema_field(OpenApiTypes.DECIMAL)
-class MoneyField(serializers.Field):
-    """An amount as a decimal string, in nanos inside."""
-
-    def to_representation(self, value: int) -> str:
-        return format_nanos(value)
-
-    def to_internal_value(self, data: object) -> int:
-        if not isinstance(data, str):
-            raise serializers.ValidationError('Money is a decimal string, such as "22000.00".')
-        try:
-            return parse_nanos(data)
-        except ValueError as error:
-            raise serializers.ValidationError(f"{str(error)[0].upper()}{str(error)[1:]}.") from None
 
 
 class OutlookSerializer(serializers.Serializer):
@@ -192,7 +175,7 @@ class BudgetViewSet(ListModelMixin, VersionedViewSet):
         context = {**self.get_serializer_context(), "standings": known}
         return self.get_paginated_response(BudgetSerializer(rows, many=True, context=context).data)
 
-    @extend_schema(request=BudgetCreateSerializer)
+    @extend_schema(request=BudgetCreateSerializer, responses={201: BudgetSerializer, **problem(404)})
     @writes
     def create(self, request: Request) -> Response:
         values = self.body(BudgetCreateSerializer)
@@ -207,7 +190,7 @@ class BudgetViewSet(ListModelMixin, VersionedViewSet):
         return self.answer(row, status.HTTP_201_CREATED)
 
     @extend_schema(request=BudgetWriteSerializer)
-    @writes
+    @edits
     def partial_update(self, request: Request, pk: str) -> Response:
         row = self.get_object()
         version = self.wanted_version(row)
@@ -227,7 +210,7 @@ class BudgetViewSet(ListModelMixin, VersionedViewSet):
 
     @extend_schema(request=ReasonSerializer)
     @action(detail=True, methods=["post"])
-    @writes
+    @edits
     def archive(self, request: Request, pk: str) -> Response:
         """The budget limits nothing from now on."""
         row, reason = self.get_object(), self.body(ReasonSerializer)["reason"]

@@ -18,7 +18,7 @@ from controlplane.contracts import actions, queries
 from controlplane.contracts.models import Contract, ContractVersion, WorkloadClass
 from controlplane.contracts.wording import alert_lines, sentence
 from controlplane.tenants.access import may
-from controlplane.tenants.rest import ReasonField, ReasonSerializer, VersionedViewSet, writes
+from controlplane.tenants.rest import ReasonField, ReasonSerializer, VersionedViewSet, edits, writes
 
 SLUGS = "[a-z0-9-]+"
 
@@ -29,7 +29,7 @@ SLUGS = "[a-z0-9-]+"
 class ClassSerializer(serializers.ModelSerializer):
     """A workload class. Shares are in millionths, durations in the unit of their name."""
 
-    downgrade_to = serializers.SlugRelatedField("slug", read_only=True)
+    downgrade_to = serializers.SlugRelatedField("slug", read_only=True, allow_null=True)
 
     class Meta:
         model = WorkloadClass
@@ -99,7 +99,7 @@ class ClassViewSet(ListModelMixin, VersionedViewSet):
         return self.answer(row, status.HTTP_201_CREATED)
 
     @extend_schema(request=ClassWriteSerializer)
-    @writes
+    @edits
     def partial_update(self, request: Request, slug: str) -> Response:
         version = self.wanted_version(self.get_object())
         values = self.body(ClassWriteSerializer, partial=True)
@@ -276,9 +276,10 @@ class ContractViewSet(ListModelMixin, VersionedViewSet):
         )
         return self.answer(row, status.HTTP_201_CREATED)
 
-    @extend_schema(request=VersionWriteSerializer, responses={201: VersionSerializer})
-    @action(detail=True, methods=["get", "post"])
-    @writes
+    @extend_schema(methods=["get"], responses=VersionSerializer(many=True))
+    @extend_schema(methods=["post"], request=VersionWriteSerializer, responses={201: VersionSerializer})
+    @action(detail=True, methods=["get", "post"], pagination_class=None, filterset_class=None)
+    @edits
     def versions(self, request: Request, slug: str) -> Response:
         """All versions, newest first; POST (with If-Match of the contract) adds the next."""
         contract = self.get_object()
@@ -299,7 +300,7 @@ class ContractViewSet(ListModelMixin, VersionedViewSet):
 
     @extend_schema(request=ReasonSerializer)
     @action(detail=True, methods=["post"])
-    @writes
+    @edits
     def archive(self, request: Request, slug: str) -> Response:
         """Ends the contract."""
         version = self.wanted_version(self.get_object())

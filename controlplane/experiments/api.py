@@ -13,10 +13,9 @@ from django.core.files.uploadedfile import UploadedFile
 from django.db.models import QuerySet
 from django.utils import timezone
 from django.utils.datastructures import MultiValueDict
-from drf_spectacular.utils import OpenApiResponse, extend_schema, extend_schema_field
+from drf_spectacular.utils import extend_schema, extend_schema_field
 from rest_framework import serializers, status
 from rest_framework.decorators import action
-from rest_framework.exceptions import APIException
 from rest_framework.mixins import ListModelMixin, RetrieveModelMixin
 from rest_framework.parsers import JSONParser, MultiPartParser
 from rest_framework.request import Request
@@ -29,11 +28,8 @@ from controlplane.experiments.forms import FORMS
 from controlplane.experiments.models import Experiment
 from controlplane.tenants.rest import writes
 from controlplane.wakeups.bells import ring
-
-
-class Ended(APIException):
-    status_code = 409
-    default_code = "already_ended"
+from controlplane.web.api import Ended
+from controlplane.web.openapi import problem
 
 
 class ExperimentSerializer(serializers.ModelSerializer):
@@ -126,9 +122,7 @@ class ExperimentViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet):
         ring("experiments.run", experiment_id=row.pk)
         return Response(ExperimentSerializer(row).data, status=status.HTTP_201_CREATED)
 
-    @extend_schema(
-        request=None, responses={200: ExperimentSerializer, 409: OpenApiResponse(description="It has ended")}
-    )
+    @extend_schema(request=None, responses={200: ExperimentSerializer, **problem(409, "It has ended.")})
     @action(detail=True, methods=["post"])
     @writes
     def cancel(self, request: Request, pk: str) -> Response:

@@ -18,7 +18,8 @@ from controlplane.audit.actors import actor_of
 from controlplane.fleet import actions, keys, queries
 from controlplane.fleet.models import Agent, EnrolmentToken, Pool, Slot
 from controlplane.fleet.served_classes import room_warnings
-from controlplane.tenants.rest import ReasonField, ReasonSerializer, VersionedViewSet, writes
+from controlplane.tenants.rest import ReasonField, ReasonSerializer, VersionedViewSet, checked, edits, writes
+from controlplane.web.openapi import problem
 
 SLUGS = "[a-z0-9-]+"
 
@@ -37,6 +38,15 @@ class PoolSerializer(serializers.ModelSerializer):
             "slug", "model", *actions.POOL_FIELDS, "frozen_since", "frozen_until", "frozen_by", "freeze_reason",
             "archived_at", "created_at", "updated_at", "version",
         )  # fmt: skip
+
+
+class WarnedPoolSerializer(PoolSerializer):
+    """A pool that was written, with sentences on what it leaves no room for."""
+
+    warnings = serializers.ListField(child=serializers.CharField(), read_only=True)
+
+    class Meta(PoolSerializer.Meta):
+        fields = (*PoolSerializer.Meta.fields, "warnings")
 
 
 class SafeRateSerializer(serializers.Serializer):
@@ -74,7 +84,7 @@ class FleetSlotSerializer(serializers.ModelSerializer):
     """A slot in the fleet."""
 
     pool = serializers.SlugRelatedField("slug", read_only=True)
-    agent = serializers.SlugRelatedField("name", read_only=True)
+    agent = serializers.SlugRelatedField("name", read_only=True, allow_null=True)
 
     class Meta:
         model = Slot
@@ -122,7 +132,7 @@ class PoolViewSet(ListModelMixin, VersionedViewSet):
     def get_queryset(self) -> QuerySet[Pool]:
         return Pool.objects.select_related("model")
 
-    @extend_schema(request=PoolCreateSerializer, responses={201: PoolSerializer})
+    @extend_schema(request=PoolCreateSerializer, responses={201: WarnedPoolSerializer})
     @writes
     def create(self, request: Request) -> Response:
         values = self.body(PoolCreateSerializer)
@@ -136,8 +146,8 @@ class PoolViewSet(ListModelMixin, VersionedViewSet):
         )
         return self._warned(pool, status.HTTP_201_CREATED)
 
-    @extend_schema(request=PoolWriteSerializer)
-    @writes
+    @extend_schema(request=PoolWriteSerializer, responses=WarnedPoolSerializer)
+    @edits
     def partial_update(self, request: Request, slug: str) -> Response:
         pool = self.get_object()
         version = self.wanted_version(pool)
@@ -154,7 +164,7 @@ class PoolViewSet(ListModelMixin, VersionedViewSet):
 
     @extend_schema(request=ReasonSerializer)
     @action(detail=True, methods=["post"])
-    @writes
+    @edits
     def archive(self, request: Request, slug: str) -> Response:
         """Takes a pool without slots and agents out of use."""
         pool = self.get_object()
@@ -165,7 +175,7 @@ class PoolViewSet(ListModelMixin, VersionedViewSet):
         return self.answer(row)
 
     @extend_schema(request=SlotsCreateSerializer, responses={201: FleetSlotSerializer(many=True)})
-    @action(detail=True, methods=["post"], url_path="slots")
+    @action(detail=True, methods=["post"], url_path="slots", pagination_class=None)
     @writes
     def add_slots(self, request: Request, slug: str) -> Response:
         """Adds slots; their tenure and cost begin now."""
@@ -209,7 +219,7 @@ class SlotViewSet(ListModelMixin, VersionedViewSet):
         return Slot.objects.filter(removed_at__isnull=True).select_related("pool", "agent")
 
     @extend_schema(request=SlotWriteSerializer)
-    @writes
+    @edits
     def partial_update(self, request: Request, pk: str) -> Response:
         slot = self.get_object()
         version = self.wanted_version(slot)
@@ -226,7 +236,7 @@ class SlotViewSet(ListModelMixin, VersionedViewSet):
 
     @extend_schema(request=ReasonSerializer)
     @action(detail=True, methods=["post"])
-    @writes
+    @edits
     def remove(self, request: Request, pk: str) -> Response:
         """Takes a slot that is home out of the fleet: tenure and cost end now."""
         slot = self.get_object()
@@ -346,9 +356,7 @@ class AgentViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet):
 
     def _with_reason(self, request: Request, act: Any) -> Response:
         agent = self.get_object()
-        body = ReasonSerializer(data=request.data)
-        body.is_valid(raise_exception=True)
-        reason = body.validated_data["reason"]
+        reason = checked(ReasonSerializer, request)["reason"]
         return self._done(act(agent_id=agent.pk, reason=reason, actor=actor_of(request), now=timezone.now()))
 
     def _done(self, agent: Agent) -> Response:
@@ -359,7 +367,7 @@ class TokenSerializer(serializers.ModelSerializer):
     """An enrolment token without its secret."""
 
     pool = serializers.SlugRelatedField("slug", read_only=True)
-    agent = serializers.SlugRelatedField("name", read_only=True)
+    agent = serializers.SlugRelatedField("name", read_only=True, allow_null=True)
 
     class Meta:
         model = EnrolmentToken
@@ -402,11 +410,10 @@ class TokenViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet):
     def get_queryset(self) -> QuerySet[EnrolmentToken]:
         return EnrolmentToken.objects.select_related("pool", "agent")
 
-    @extend_schema(request=TokenCreateSerializer, responses={201: IssuedTokenSerializer})
+    @extend_schema(request=TokenCreateSerializer, responses={201: IssuedTokenSerializer, **problem(404)})
     @writes
     def create(self, request: Request) -> Response:
-        body = TokenCreateSerializer(data=request.data)
-        body.is_valid(raise_exception=True)
-        pool = get_object_or_404(Pool.objects.filter(archived_at=None), slug=body.validated_data["pool"])
+        slug = checked(TokenCreateSerializer, request)["pool"]
+        pool = get_object_or_404(Pool.objects.filter(archived_at=None), slug=slug)
         row, secret = actions.create_enrolment_token(pool=pool, actor=actor_of(request), now=timezone.now())
         return Response({**self.get_serializer(row).data, "secret": secret}, status=status.HTTP_201_CREATED)

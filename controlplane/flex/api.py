@@ -5,7 +5,7 @@ from typing import Any
 
 from django.db.models import QuerySet
 from django.utils import timezone
-from drf_spectacular.utils import extend_schema
+from drf_spectacular.utils import OpenApiParameter, extend_schema, extend_schema_view
 from rest_framework import mixins, serializers
 from rest_framework.decorators import action
 from rest_framework.generics import get_object_or_404
@@ -17,7 +17,7 @@ from controlplane.audit.actors import actor_of
 from controlplane.fleet.models import Pool, Slot
 from controlplane.flex import actions, queries
 from controlplane.flex.models import Decision, Lend
-from controlplane.tenants.rest import ReasonSerializer, checked
+from controlplane.tenants.rest import ReasonSerializer, checked, writes
 from controlplane.web.cursor import CursorPages
 
 
@@ -104,8 +104,14 @@ class FrozenSerializer(serializers.ModelSerializer):
         fields = ("slug", "frozen_since", "frozen_until", "frozen_by", "freeze_reason")
 
 
+_POOL = OpenApiParameter("pool", str, description="Slug of one pool.")
+
+
+@extend_schema_view(
+    list=extend_schema(parameters=[_POOL, OpenApiParameter("acts", bool, description="Only ticks that acted.")])
+)
 class DecisionViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, GenericViewSet):
-    """Ticks that acted, flipped a check or began a minute; never changed. `?pool=SLUG`, `?acts=true`."""
+    """Ticks that acted, flipped a check or began a minute; never changed."""
 
     pagination_class = DecisionPages
     read_permission = write_permission = "flex.read"
@@ -120,8 +126,9 @@ class DecisionViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, GenericV
         return DecisionDetailSerializer if self.action == "retrieve" else DecisionSerializer
 
 
+@extend_schema_view(list=extend_schema(parameters=[_POOL]))
 class LoanViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, GenericViewSet):
-    """Loans of flex slots with the measured way home. `?pool=SLUG`."""
+    """Loans of flex slots with the measured way home."""
 
     pagination_class = LoanPages
     serializer_class = LoanSerializer
@@ -133,8 +140,9 @@ class LoanViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, GenericViewS
         return queries.loans() if pool is None else queries.loans().filter(pool__slug=pool)
 
 
+@extend_schema_view(list=extend_schema(parameters=[_POOL]))
 class FlexSlotViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, GenericViewSet):
-    """Flex slots. `?pool=SLUG`."""
+    """Flex slots."""
 
     pagination_class = SlotPages
     serializer_class = SlotSerializer
@@ -149,6 +157,7 @@ class FlexSlotViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, GenericV
 
     @extend_schema(request=ReasonSerializer, responses=SlotSerializer)
     @action(detail=True, methods=["post"])
+    @writes
     def recall(self, request: Request, pk: str) -> Response:
         """Asks the slot back: it stops taking batch within a second."""
         slot = self.get_object()
@@ -158,6 +167,7 @@ class FlexSlotViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, GenericV
 
     @extend_schema(request=FreezeSerializer, responses=FrozenSerializer)
     @action(detail=True, methods=["post"])
+    @writes
     def freeze(self, request: Request, pk: str) -> Response:
         """Freezes lending in the slot's pool, or allows it again."""
         return Response(_freeze(self.get_object().pool_id, request))
@@ -174,6 +184,7 @@ class FlexPoolViewSet(mixins.RetrieveModelMixin, GenericViewSet):
 
     @extend_schema(request=FreezeSerializer, responses=FrozenSerializer)
     @action(detail=True, methods=["post"])
+    @writes
     def freeze(self, request: Request, slug: str) -> Response:
         """Freezes lending in the pool, or allows it again."""
         return Response(_freeze(get_object_or_404(self.get_queryset(), slug=slug).pk, request))

@@ -9,7 +9,8 @@ from typing import Any
 import django_filters
 from django.db.models import QuerySet
 from django.utils import timezone
-from drf_spectacular.utils import OpenApiResponse, extend_schema, extend_schema_field
+from drf_spectacular.types import OpenApiTypes
+from drf_spectacular.utils import OpenApiParameter, extend_schema, extend_schema_field
 from rest_framework import serializers, status
 from rest_framework.authentication import SessionAuthentication
 from rest_framework.decorators import action
@@ -35,6 +36,7 @@ from controlplane.tenants.models import ApiKey, Tenant
 from controlplane.tenants.queries import visible_tenants
 from controlplane.tenants.rest import KeyReused, VersionedViewSet, writes
 from controlplane.web.api import PROBLEM_TYPE
+from controlplane.web.openapi import IDEMPOTENCY_KEY, problem
 
 # An API key may do all of this for its own tenant, nothing else in the REST interface.
 KEY_ACTIONS = frozenset({"list", "retrieve", "create", "cancel", "items", "retry_parked", "extend_deadline"})
@@ -49,6 +51,7 @@ class JobPermission(RolePermission):
         return super().has_permission(request, view)
 
 
+@extend_schema_field(OpenApiTypes.DATETIME)
 class InstantField(serializers.CharField):
     """ISO 8601 with its offset: a wall clock without one would be somebody's guess."""
 
@@ -178,6 +181,21 @@ _CLASS = serializers.SlugRelatedField("slug", source="workload_class", read_only
 JobSerializer._declared_fields["class"] = JobDetailSerializer._declared_fields["class"] = _CLASS
 
 
+class RetriedJobSerializer(JobSerializer):
+    """A job with how many of its parked items are tried again."""
+
+    retried = serializers.IntegerField(read_only=True)
+
+    class Meta(JobSerializer.Meta):
+        fields = (*JobSerializer.Meta.fields, "retried")
+
+
+NOT_ADMITTED = {
+    **problem(409, "Its deadline cannot be met: `admission` has the arithmetic."),
+    **problem(429, "Its budget is used up: `admission` has the arithmetic; or too many calls."),
+}
+
+
 class JobOrderSerializer(serializers.Serializer):
     """A job as its owner declares it; token counts are those of one item. `tenant` is for staff only.
 
@@ -223,6 +241,29 @@ def refusal(refused: NotAdmitted) -> Response:
     if refused.retry_at is not None:
         headers["Retry-After"] = str(max(1, math.ceil((refused.retry_at - timezone.now()).total_seconds())))
     return Response(body, status=status_code, content_type=PROBLEM_TYPE, headers=headers)
+
+
+class ItemSerializer(serializers.Serializer):
+    line = serializers.IntegerField()
+    custom_id = serializers.CharField(allow_blank=True)
+    state = serializers.CharField()
+    attempt = serializers.IntegerField()
+    failures = serializers.IntegerField()
+    reason = serializers.CharField(allow_blank=True)
+    status = serializers.IntegerField(allow_null=True)
+
+
+class ItemsSerializer(serializers.Serializer):
+    """A page of items by line; `after` of the next page, null on the last."""
+
+    results = ItemSerializer(many=True)
+    after = serializers.IntegerField(allow_null=True)
+
+
+class SubmittedSerializer(serializers.Serializer):
+    """A batch in OpenAI's form whose file or requests are to be read; then there is a job."""
+
+    batch = serializers.DictField()
 
 
 class CancelSerializer(serializers.Serializer):
@@ -271,7 +312,14 @@ class JobViewSet(ListModelMixin, VersionedViewSet):
 
     @extend_schema(
         request=JobOrderSerializer,
-        responses={200: JobSerializer, 201: JobSerializer, 202: OpenApiResponse(description="A batch to be read.")},
+        parameters=[IDEMPOTENCY_KEY],
+        responses={
+            200: JobSerializer,
+            201: JobSerializer,
+            202: SubmittedSerializer,
+            **NOT_ADMITTED,
+            **problem(422),
+        },
     )
     def create(self, request: Request) -> Response:
         """Declares a job. With `Idempotency-Key` the same order answers the same job for ever (200), another is 422.
@@ -333,7 +381,13 @@ class JobViewSet(ListModelMixin, VersionedViewSet):
             raise KeyReused(str(error)) from error
         return Response({"batch": batch_form(batch)}, status=status.HTTP_202_ACCEPTED)
 
-    @extend_schema(responses={200: OpenApiResponse(description="Items after `after`, by line.")})
+    @extend_schema(
+        parameters=[
+            OpenApiParameter("state", str, enum=[state.name.lower() for state in ItemState]),
+            OpenApiParameter("after", {"type": "integer", "minimum": 0, "maximum": 2**31 - 1}),
+        ],
+        responses=ItemsSerializer,
+    )
     @action(detail=True, methods=["get"], pagination_class=None, filter_backends=[])
     def items(self, request: Request, uuid: uuid.UUID) -> Response:
         """Items of a job by line: `?state=parked` with their reasons, `?after=` the last line seen."""
@@ -349,7 +403,7 @@ class JobViewSet(ListModelMixin, VersionedViewSet):
         more = page[-1].line if len(rows) > len(page) else None
         return Response({"results": [asdict(row) for row in page], "after": more})
 
-    @extend_schema(request=CancelSerializer)
+    @extend_schema(request=CancelSerializer, responses={200: RetriedJobSerializer, **NOT_ADMITTED})
     @action(detail=True, methods=["post"], url_path="retry-parked")
     @writes
     def retry_parked(self, request: Request, uuid: uuid.UUID) -> Response:

@@ -23,7 +23,7 @@ from controlplane.ledger.exports import export_file
 from controlplane.ledger.models import PeriodExport, PeriodVersion, Proposal
 from controlplane.ledger.reconciliation import month_window, reconcile, to_json
 from controlplane.tenants.queries import installation
-from controlplane.tenants.rest import ReasonField, writes
+from controlplane.tenants.rest import ReasonField, ReasonSerializer, checked, writes
 
 LIST_MOST = 200
 
@@ -93,10 +93,6 @@ class CloseSerializer(serializers.Serializer):
     reason = serializers.CharField(max_length=400, required=False, allow_blank=True, default="")
 
 
-class ReopenSerializer(serializers.Serializer):
-    reason = ReasonField()
-
-
 def _version_json(row: PeriodVersion) -> dict[str, Any]:
     digests = PeriodExport.objects.filter(version=row).values_list("format", "sha256")
     return {
@@ -156,12 +152,9 @@ class ClosePeriodView(APIView):
     @writes
     def post(self, request: Request, period: str) -> Response:
         _check_month(period)
-        body = CloseSerializer(data=request.data)
-        body.is_valid(raise_exception=True)
+        reason = checked(CloseSerializer, request)["reason"]
         try:
-            periods.close_period(
-                period, actor=actor_of(request), now=timezone.now(), reason=body.validated_data["reason"]
-            )
+            periods.close_period(period, actor=actor_of(request), now=timezone.now(), reason=reason)
         except ValidationError as error:
             raise _refused(error) from error
         return Response(_period_json(period))
@@ -173,16 +166,13 @@ class ReopenPeriodView(APIView):
     read_permission = "finance.read"
     write_permission = "finance.write"
 
-    @extend_schema(request=ReopenSerializer, responses=PeriodSerializer)
+    @extend_schema(request=ReasonSerializer, responses=PeriodSerializer)
     @writes
     def post(self, request: Request, period: str) -> Response:
         _check_month(period)
-        body = ReopenSerializer(data=request.data)
-        body.is_valid(raise_exception=True)
+        reason = checked(ReasonSerializer, request)["reason"]
         try:
-            periods.reopen_period(
-                period, actor=actor_of(request), now=timezone.now(), reason=body.validated_data["reason"]
-            )
+            periods.reopen_period(period, actor=actor_of(request), now=timezone.now(), reason=reason)
         except ValidationError as error:
             raise _refused(error) from error
         return Response(_period_json(period))
@@ -194,7 +184,7 @@ class PeriodExportView(APIView):
     read_permission = "finance.read"
     write_permission = "finance.write"
 
-    @extend_schema(responses={(200, "application/octet-stream"): OpenApiTypes.BINARY})
+    @extend_schema(responses={(200, kind.partition(";")[0]): OpenApiTypes.BINARY for kind in CONTENT_TYPES.values()})
     def get(self, request: Request, period: str, file_format: str) -> HttpResponse:
         _check_month(period)
         version = request.query_params.get("version", "0")
@@ -215,7 +205,7 @@ class ProposalSerializer(serializers.Serializer):
     """A posting that needs a second person."""
 
     id = serializers.IntegerField(read_only=True)
-    kind = serializers.CharField(max_length=12, help_text="variance, adjustment or credit_note")
+    kind = serializers.ChoiceField(Proposal.Kind.choices)
     period = serializers.CharField(max_length=7)
     tenant = serializers.CharField(required=False, max_length=63, allow_blank=True, default="")
     workload_class = serializers.CharField(required=False, max_length=63, allow_blank=True, default="", write_only=True)
@@ -257,10 +247,9 @@ class ProposalsView(APIView):
     @extend_schema(request=ProposalSerializer, responses={201: ProposalSerializer})
     @writes
     def post(self, request: Request) -> Response:
-        body = ProposalSerializer(data=request.data)
-        body.is_valid(raise_exception=True)
+        given = checked(ProposalSerializer, request)
         try:
-            row = _propose(body.validated_data, request)
+            row = _propose(given, request)
         except ValidationError as error:
             raise _refused(error) from error
         return Response(_proposal_json(row), status=status.HTTP_201_CREATED)
@@ -273,8 +262,6 @@ def _propose(given: dict[str, Any], request: Request) -> Proposal:
             period=given["period"], step=given["step"], spread=given["spread"], actor=actor, now=now,
             reason=given["reason"],
         )  # fmt: skip
-    if given["kind"] not in (Proposal.Kind.ADJUSTMENT, Proposal.Kind.CREDIT_NOTE):
-        raise ValidationError({"kind": "Choose variance, adjustment or credit_note."})
     try:
         nanos = parse_nanos(given["amount"])
     except ValueError as error:
@@ -293,14 +280,13 @@ class _DecideView(APIView):
     write_permission = "finance.write"
     decide = staticmethod(proposals.approve)
 
-    @extend_schema(request=ReopenSerializer, responses=ProposalSerializer)
+    @extend_schema(request=ReasonSerializer, responses=ProposalSerializer)
     @writes
     def post(self, request: Request, pk: int) -> Response:
         get_object_or_404(Proposal, pk=pk)
-        body = ReopenSerializer(data=request.data)
-        body.is_valid(raise_exception=True)
+        reason = checked(ReasonSerializer, request)["reason"]
         try:
-            row = self.decide(pk, actor=actor_of(request), now=timezone.now(), reason=body.validated_data["reason"])
+            row = self.decide(pk, actor=actor_of(request), now=timezone.now(), reason=reason)
         except ValidationError as error:
             raise _refused(error) from error
         return Response(_proposal_json(row))

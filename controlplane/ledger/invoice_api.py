@@ -5,8 +5,7 @@ from typing import Any
 from django.core.exceptions import ValidationError
 from django.shortcuts import get_object_or_404
 from django.utils import timezone
-from drf_spectacular.types import OpenApiTypes
-from drf_spectacular.utils import OpenApiParameter, extend_schema
+from drf_spectacular.utils import OpenApiParameter, PolymorphicProxySerializer, extend_schema
 from rest_framework import serializers, status
 from rest_framework.parsers import MultiPartParser
 from rest_framework.request import Request
@@ -34,7 +33,9 @@ from controlplane.ledger.late_invoices import landings, lands_in
 from controlplane.ledger.models import Invoice, InvoiceMapping
 from controlplane.ledger.reconciliation import month_window
 from controlplane.tenants.queries import installation
-from controlplane.tenants.rest import ReasonSerializer, writes
+from controlplane.tenants.rest import ReasonSerializer, checked, writes
+from controlplane.web.api import PROBLEM_TYPE
+from controlplane.web.openapi import problem
 
 LIST_MOST = 200
 
@@ -62,6 +63,79 @@ class InvoiceFileSerializer(serializers.Serializer):
     preview = serializers.BooleanField(required=False, default=False)
 
 
+class InvoiceSerializer(serializers.Serializer):
+    """An invoice that was taken. `late_in`: the month in whose books it lands, null when it is its own."""
+
+    id = serializers.IntegerField()
+    period = serializers.CharField()
+    file = serializers.CharField()
+    sha256 = serializers.CharField()
+    format = serializers.CharField()
+    mapping = serializers.CharField(allow_null=True)
+    currency = serializers.CharField()
+    exchange_rate = serializers.CharField(allow_null=True)
+    exchange_date = serializers.DateField(allow_null=True)
+    lines = serializers.IntegerField()
+    outside_period = serializers.IntegerField()
+    state = serializers.CharField()
+    imported_at = serializers.DateTimeField()
+    imported_by = serializers.CharField()
+    late_in = serializers.CharField(allow_null=True)
+
+
+class InvoiceTotalsSerializer(serializers.Serializer):
+    billed = serializers.CharField()
+    effective = serializers.CharField(allow_null=True)
+
+
+class SumsSerializer(serializers.Serializer):
+    """Exact sums as text."""
+
+    totals = InvoiceTotalsSerializer()
+    by_category = serializers.DictField(child=serializers.CharField())
+
+
+class InvoiceDetailSerializer(InvoiceSerializer, SumsSerializer):
+    """An invoice with its exact sums."""
+
+    by_service = serializers.DictField(child=serializers.CharField())
+
+
+class RefusedLineSerializer(serializers.Serializer):
+    line = serializers.IntegerField()
+    reason = serializers.CharField()
+
+
+class ImportedSerializer(SumsSerializer):
+    """What was taken of a file; `repeated` when the same file was there already."""
+
+    invoice = serializers.IntegerField()
+    repeated = serializers.BooleanField()
+    format = serializers.CharField()
+    lines = serializers.IntegerField()
+    refused = RefusedLineSerializer(many=True)
+    currency = serializers.CharField()
+    outside_period = serializers.IntegerField()
+    repeated_ids = serializers.ListField(child=serializers.CharField())
+    late_in = serializers.CharField(allow_null=True)
+    by_service = serializers.DictField(child=serializers.CharField())
+
+
+class InvoicePreviewSerializer(SumsSerializer):
+    """What a file would be read as; `first` are its first lines."""
+
+    format = serializers.CharField()
+    lines = serializers.IntegerField()
+    outside_period = serializers.IntegerField()
+    currencies = serializers.ListField(child=serializers.CharField())
+    decimal_mark = serializers.CharField(allow_null=True, allow_blank=True)
+    day_order = serializers.CharField(allow_null=True, allow_blank=True)
+    columns = serializers.JSONField()
+    refused = RefusedLineSerializer(many=True)
+    refused_more = serializers.IntegerField()
+    first = serializers.ListField(child=serializers.DictField())
+
+
 def _invoice_json(row: Invoice, late_in: str | None) -> dict[str, Any]:
     return {
         "id": row.pk, "period": row.period, "file": row.file_name, "sha256": row.file_sha256, "format": row.format,
@@ -81,7 +155,9 @@ class InvoicesView(APIView):
     parser_classes = [MultiPartParser]
 
     @extend_schema(
-        operation_id="invoices_list", responses=OpenApiTypes.OBJECT, parameters=[OpenApiParameter("period", str)]
+        operation_id="invoices_list",
+        responses=InvoiceSerializer(many=True),
+        parameters=[OpenApiParameter("period", str)],
     )
     def get(self, request: Request) -> Response:
         rows = Invoice.objects.select_related("mapping").order_by("-id")
@@ -91,12 +167,21 @@ class InvoicesView(APIView):
         late = landings(invoices)
         return Response([_invoice_json(row, late.get(row.pk)) for row in invoices])
 
-    @extend_schema(request={"multipart/form-data": InvoiceFileSerializer}, responses={201: OpenApiTypes.OBJECT})
+    @extend_schema(
+        request={"multipart/form-data": InvoiceFileSerializer},
+        responses={
+            200: PolymorphicProxySerializer(
+                "InvoiceKnownOrPreviewed", [ImportedSerializer, InvoicePreviewSerializer], resource_type_field_name=None
+            ),
+            201: ImportedSerializer,
+            **problem(
+                422, "Lines that cannot be read, in `refused`; or the Idempotency-Key was used with another file."
+            ),
+        },
+    )
     @writes
     def post(self, request: Request) -> Response:
-        body = InvoiceFileSerializer(data=request.data)
-        body.is_valid(raise_exception=True)
-        given = body.validated_data
+        given = checked(InvoiceFileSerializer, request)
         try:
             _check_file(given)
             answer = _look(given) if given["preview"] else _take(given, request)
@@ -139,7 +224,8 @@ def _take(given: dict[str, Any], request: Request) -> Response:
             currency=given["currency"], exchange=exchange,
         )  # fmt: skip
     except LinesRefused as error:
-        return Response({"detail": f"{error}.", **refused_json(error)}, status=status.HTTP_422_UNPROCESSABLE_ENTITY)
+        body = {"type": "about:blank#lines_refused", "title": f"{error}.", "status": 422, "code": "lines_refused"}
+        return Response({**body, **refused_json(error)}, status=422, content_type=PROBLEM_TYPE)
     return Response(imported_json(done), status=status.HTTP_200_OK if done.repeated else status.HTTP_201_CREATED)
 
 
@@ -149,7 +235,7 @@ class InvoiceView(APIView):
     read_permission = "finance.read"
     write_permission = "finance.write"
 
-    @extend_schema(responses=OpenApiTypes.OBJECT)
+    @extend_schema(responses=InvoiceDetailSerializer)
     def get(self, request: Request, pk: int) -> Response:
         row = get_object_or_404(Invoice.objects.select_related("mapping"), pk=pk)
         sums = imported_json(Imported(row, repeated=False))
@@ -163,16 +249,13 @@ class WithdrawInvoiceView(APIView):
     read_permission = "finance.read"
     write_permission = "finance.write"
 
-    @extend_schema(request=ReasonSerializer, responses=OpenApiTypes.OBJECT)
+    @extend_schema(request=ReasonSerializer, responses=InvoiceSerializer)
     @writes
     def post(self, request: Request, pk: int) -> Response:
         get_object_or_404(Invoice, pk=pk)
-        body = ReasonSerializer(data=request.data)
-        body.is_valid(raise_exception=True)
+        reason = checked(ReasonSerializer, request)["reason"]
         try:
-            row = withdraw_invoice(
-                pk, actor=actor_of(request), now=timezone.now(), reason=body.validated_data["reason"]
-            )
+            row = withdraw_invoice(pk, actor=actor_of(request), now=timezone.now(), reason=reason)
         except ValidationError as error:
             raise _refused(error) from error
         return Response(_invoice_json(row, lands_in(row) or None))
@@ -190,6 +273,14 @@ class MappingSerializer(serializers.Serializer):
     day_order = serializers.ChoiceField(["", "month_first", "day_first"], required=False, default="")
 
 
+class SavedMappingSerializer(MappingSerializer):
+    """A mapping as it was saved last."""
+
+    version = serializers.IntegerField()
+    created_at = serializers.DateTimeField()
+    created_by = serializers.CharField()
+
+
 def _mapping_json(row: InvoiceMapping) -> dict[str, Any]:
     return {
         "name": row.name, "columns": row.columns, "categories": row.categories, "provider_name": row.provider_name,
@@ -204,16 +295,14 @@ class InvoiceMappingsView(APIView):
     read_permission = "finance.read"
     write_permission = "finance.write"
 
-    @extend_schema(responses=MappingSerializer(many=True))
+    @extend_schema(responses=SavedMappingSerializer(many=True))
     def get(self, request: Request) -> Response:
         return Response([_mapping_json(row) for row in InvoiceMapping.objects.order_by("name")[:LIST_MOST]])
 
-    @extend_schema(request=MappingSerializer, responses=MappingSerializer)
+    @extend_schema(request=MappingSerializer, responses={200: SavedMappingSerializer, 201: SavedMappingSerializer})
     @writes
     def post(self, request: Request) -> Response:
-        body = MappingSerializer(data=request.data)
-        body.is_valid(raise_exception=True)
-        given = dict(body.validated_data)
+        given = checked(MappingSerializer, request)
         name = given.pop("name")
         given["fixed_currency"] = given["fixed_currency"].upper()
         try:

@@ -3,7 +3,7 @@
 import django_filters
 from django.db.models import QuerySet
 from django.utils import timezone
-from drf_spectacular.utils import extend_schema, extend_schema_field
+from drf_spectacular.utils import extend_schema
 from rest_framework import serializers, status
 from rest_framework.mixins import ListModelMixin, RetrieveModelMixin
 from rest_framework.request import Request
@@ -11,26 +11,9 @@ from rest_framework.response import Response
 from rest_framework.viewsets import GenericViewSet
 
 from controlplane.audit.actors import actor_of
-from controlplane.core.money import format_nanos, parse_nanos
 from controlplane.ledger import rate_queries, rates
 from controlplane.ledger.models import CostRate, RateCard
-from controlplane.tenants.rest import ReasonField, writes
-
-
-@extend_schema_field({"type": "string", "format": "decimal"})
-class MoneyField(serializers.Field):
-    """`"2.50"`: exact decimal text of the currency outside, integer nanos inside. A JSON float is refused."""
-
-    def to_representation(self, value: int) -> str:
-        return format_nanos(value)
-
-    def to_internal_value(self, data: object) -> int:
-        if isinstance(data, bool) or not isinstance(data, (str, int)):
-            raise serializers.ValidationError('Send money as text, such as "2.50": a float is not exact.')
-        try:
-            return parse_nanos(str(data))
-        except ValueError as error:
-            raise serializers.ValidationError(f"{error}.") from None
+from controlplane.tenants.rest import MoneyField, ReasonField, checked, writes
 
 
 class CostRateSerializer(serializers.ModelSerializer):
@@ -76,9 +59,7 @@ class CostRateViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet):
     @extend_schema(request=CostRateWriteSerializer, responses={201: CostRateSerializer})
     @writes
     def create(self, request: Request) -> Response:
-        body = CostRateWriteSerializer(data=request.data)
-        body.is_valid(raise_exception=True)
-        values = body.validated_data
+        values = checked(CostRateWriteSerializer, request)
         row = rates.add_cost_rate(
             pool_slug=values["pool"],
             nanos_per_slot_hour=values["per_slot_hour"],
@@ -148,9 +129,7 @@ class RateCardViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet):
     @extend_schema(request=RateCardWriteSerializer, responses={201: RateCardSerializer})
     @writes
     def create(self, request: Request) -> Response:
-        body = RateCardWriteSerializer(data=request.data)
-        body.is_valid(raise_exception=True)
-        values = dict(body.validated_data)
+        values = checked(RateCardWriteSerializer, request)
         row = rates.add_rate_card(
             class_slug=values.pop("workload_class"),
             model=values.pop("model"),

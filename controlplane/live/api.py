@@ -7,7 +7,7 @@ from uuid import UUID
 
 from django.http import Http404
 from django.utils import timezone
-from drf_spectacular.utils import OpenApiResponse, extend_schema
+from drf_spectacular.utils import extend_schema
 from rest_framework.authentication import SessionAuthentication
 from rest_framework.exceptions import APIException
 from rest_framework.request import Request
@@ -20,10 +20,12 @@ from controlplane.contracts.queries import visible_contracts
 from controlplane.core.period import from_us
 from controlplane.jobs.key_authentication import KeyAuthentication
 from controlplane.live import alerting, contracts, deadlines, readings
+from controlplane.live.answers import OpenAlertsSerializer, RequestStorySerializer, SloStatusSerializer
 from controlplane.live.refusal_lookup import refused_minute
 from controlplane.live.request_story import as_json, visible_story
 from controlplane.tenants.queries import visible_tenants
 from controlplane.usage.retirement import ArchiveChanged
+from controlplane.web.openapi import problem
 
 
 def night_json(contract: Contract, night: deadlines.Night) -> dict[str, Any]:
@@ -51,7 +53,7 @@ class SloStatus(APIView):
 
     read_permission = "slo.read"
 
-    @extend_schema(operation_id="slo_status", responses={200: OpenApiResponse(description="One object per contract")})
+    @extend_schema(operation_id="slo_status", responses=SloStatusSerializer)
     def get(self, request: Request) -> Response:
         now = timezone.now()
         rows = contracts.in_force(now, list(visible_contracts(request.user).filter(archived_at=None).order_by("slug")))
@@ -80,8 +82,9 @@ class RequestExplanation(APIView):
     @extend_schema(
         operation_id="request_explanation",
         responses={
-            200: OpenApiResponse(description="`state` is ended, admitted, refused or counted; `sentence` says it"),
-            404: OpenApiResponse(description="Nothing is known of it, or it is not the caller's to see"),
+            200: RequestStorySerializer,
+            **problem(404, "Nothing is known of it, or it is not the caller's to see."),
+            **problem(503, NotKnown.default_detail),
         },
     )
     def get(self, request: Request, request_id: UUID) -> Response:
@@ -103,7 +106,7 @@ class Alerts(APIView):
 
     read_permission = "alert.read"
 
-    @extend_schema(operation_id="alerts", responses={200: OpenApiResponse(description="One object per open alert")})
+    @extend_schema(operation_id="alerts", responses=OpenAlertsSerializer)
     def get(self, request: Request) -> Response:
         now = timezone.now()
         return Response({"at": now.isoformat(), "results": alerting.alert_rows(readings.read(now))})

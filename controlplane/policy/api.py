@@ -24,7 +24,7 @@ from controlplane.policy.pages import rollout_page
 from controlplane.policy.queries import configuration_of, drift
 from controlplane.policy.triton_files import triton_file
 from controlplane.policy.wave_plan import HOLD_S_MOST, TIMEOUT_S_MOST, WAVES_MOST, Gates, WavePlan, read_waves
-from controlplane.tenants.rest import checked
+from controlplane.tenants.rest import checked, writes
 from controlplane.web.cursor import CursorPages
 
 
@@ -196,6 +196,7 @@ class RevisionViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, GenericV
 
     @extend_schema(request=PushSerializer, responses={201: RevisionSerializer})
     @action(detail=False, methods=["post"])
+    @writes
     def push(self, request: Request) -> Response:
         data = checked(PushSerializer, request)
         revision = push(
@@ -209,6 +210,7 @@ class RevisionViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, GenericV
 
     @extend_schema(request=RollbackSerializer, responses={201: RevisionSerializer})
     @action(detail=True, methods=["post"])
+    @writes
     def rollback(self, request: Request, number: str) -> Response:
         target = self.get_object()
         data = checked(RollbackSerializer, request)

@@ -18,7 +18,7 @@ from controlplane.policy.applying import apply, export_text, prepare
 from controlplane.policy.queries import public_keys, successions
 from controlplane.policy.yaml_lines import BYTES_MOST, Unreadable
 from controlplane.tenants.access import may
-from controlplane.tenants.rest import checked
+from controlplane.tenants.rest import checked, writes
 
 
 class ConfigurationSerializer(serializers.Serializer):
@@ -94,6 +94,7 @@ class PlanView(APIView):
     write_permission = "policy.push"
 
     @extend_schema(request=ConfigurationFileSerializer, responses={200: ConfigurationPlanSerializer})
+    @writes
     def post(self, request: Request) -> Response:
         data = checked(ConfigurationFileSerializer, request)
         try:
@@ -110,6 +111,7 @@ class ApplyView(APIView):
     write_permission = "policy.push"
 
     @extend_schema(request=ConfigurationApplySerializer, responses={200: ConfigurationPlanSerializer})
+    @writes
     def post(self, request: Request) -> Response:
         data = checked(ConfigurationApplySerializer, request)
         try:

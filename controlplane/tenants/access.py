@@ -100,5 +100,6 @@ def permission_of(view: "APIView", method: str) -> str:
     action = getattr(view, "action", None)
     if action in actions:
         return actions[action]
-    name = "read_permission" if method in ("GET", "HEAD", "OPTIONS") else "write_permission"
-    return getattr(view, name)
+    if method in ("GET", "HEAD", "OPTIONS") or not hasattr(view, method.lower()):
+        return view.read_permission  # type: ignore[attr-defined] # of a method that there is not: 405 for who may read
+    return view.write_permission  # type: ignore[attr-defined]

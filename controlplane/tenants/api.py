@@ -18,13 +18,14 @@ from controlplane.audit.actors import actor_of
 from controlplane.tenants import actions, key_actions, member_actions
 from controlplane.tenants.models import ApiKey, Member, Tenant
 from controlplane.tenants.queries import members, search_keys, visible_keys, visible_tenants
-from controlplane.tenants.rest import ReasonField, ReasonSerializer, VersionedViewSet, writes
+from controlplane.tenants.rest import ReasonField, ReasonSerializer, VersionedViewSet, edits, writes
+from controlplane.web.openapi import problem
 
 
 class TenantSerializer(serializers.ModelSerializer):
     """A tenant. Parents are named by slug."""
 
-    parent = serializers.SlugRelatedField("slug", read_only=True)
+    parent = serializers.SlugRelatedField("slug", read_only=True, allow_null=True)
 
     class Meta:
         model = Tenant
@@ -92,7 +93,7 @@ class TenantViewSet(ListModelMixin, VersionedViewSet):
         return self.answer(row, status.HTTP_201_CREATED)
 
     @extend_schema(request=TenantWriteSerializer)
-    @writes
+    @edits
     def partial_update(self, request: Request, slug: str) -> Response:
         row = self.get_object()
         version = self.wanted_version(row)
@@ -130,7 +131,7 @@ class TenantViewSet(ListModelMixin, VersionedViewSet):
 
     @extend_schema(request=ReasonSerializer)
     @action(detail=True, methods=["post"])
-    @writes
+    @edits
     def archive(self, request: Request, slug: str) -> Response:
         """Ends the tenant and revokes its keys."""
         row, reason = self.get_object(), self.body(ReasonSerializer)["reason"]
@@ -220,7 +221,7 @@ class KeyViewSet(ListModelMixin, VersionedViewSet):
     def get_queryset(self) -> QuerySet[ApiKey]:
         return visible_keys(self.request.user)
 
-    @extend_schema(request=KeyCreateSerializer, responses={201: IssuedKeySerializer})
+    @extend_schema(request=KeyCreateSerializer, responses={201: IssuedKeySerializer, **problem(404)})
     @writes
     def create(self, request: Request) -> Response:
         values = self.body(KeyCreateSerializer)
@@ -229,7 +230,7 @@ class KeyViewSet(ListModelMixin, VersionedViewSet):
         return self.answer(issued.key, status.HTTP_201_CREATED, secret=issued.secret)
 
     @extend_schema(request=KeyWriteSerializer)
-    @writes
+    @edits
     def partial_update(self, request: Request, public_id: str) -> Response:
         row = self.get_object()
         version = self.wanted_version(row)
@@ -274,8 +275,8 @@ class MemberSerializer(serializers.ModelSerializer):
     username = serializers.CharField(source="user.username", read_only=True)
     full_name = serializers.CharField(source="user.first_name", read_only=True)
     email = serializers.CharField(source="user.email", read_only=True)
-    last_sign_in_at = serializers.DateTimeField(source="user.last_login", read_only=True)
-    tenant = serializers.SlugRelatedField("slug", read_only=True)
+    last_sign_in_at = serializers.DateTimeField(source="user.last_login", read_only=True, allow_null=True)
+    tenant = serializers.SlugRelatedField("slug", read_only=True, allow_null=True)
 
     class Meta:
         model = Member
@@ -335,7 +336,7 @@ class MemberViewSet(ListModelMixin, VersionedViewSet):
         return self.answer(row, status.HTTP_201_CREATED)
 
     @extend_schema(request=MemberWriteSerializer)
-    @writes
+    @edits
     def partial_update(self, request: Request, pk: str) -> Response:
         row = self.get_object()
         version = self.wanted_version(row)
@@ -352,7 +353,7 @@ class MemberViewSet(ListModelMixin, VersionedViewSet):
         )
         return self.answer(row)
 
-    @writes
+    @edits
     def destroy(self, request: Request, pk: str) -> Response:
         row = self.get_object()
         self.wanted_version(row)

@@ -19,6 +19,8 @@ class AuditSerializer(serializers.ModelSerializer):
     role = serializers.CharField(source="actor_role")
     object = serializers.CharField(source="object_id")
     tenant = serializers.CharField(source="tenant_slug")
+    before = serializers.DictField(allow_null=True)
+    after = serializers.DictField(allow_null=True)
     revision = serializers.CharField(
         source="went_out",
         allow_null=True,

@@ -10,6 +10,7 @@ from django.core.files.uploadedfile import UploadedFile
 from django.db import transaction
 from django.utils import timezone
 from django.utils.datastructures import MultiValueDict
+from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers, status
 from rest_framework.exceptions import APIException, ParseError
 from rest_framework.request import Request
@@ -18,13 +19,14 @@ from rest_framework.viewsets import GenericViewSet
 
 from controlplane.audit.actions import SECRET_FIELDS
 from controlplane.audit.reasons import REASON_CHARS_MAX
+from controlplane.core.money import format_nanos, parse_nanos
 from controlplane.tenants.actions import Stale
 from controlplane.tenants.models import IdempotentWrite
 from controlplane.web.api import PreconditionFailed
+from controlplane.web.openapi import KEY_CHARS_MAX
 from controlplane.wire.signing import canonical
 
 KEPT = timedelta(hours=24)
-KEY_CHARS_MAX = 200
 PURGE_MAX = 100
 Handler = Callable[..., Response]
 
@@ -46,6 +48,22 @@ class ReasonField(serializers.CharField):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(max_length=REASON_CHARS_MAX, **{"required": True, **options})
+
+
+@extend_schema_field({"type": "string", "format": "decimal", "pattern": r"^-?[0-9]+(\.[0-9]{1,9})?$"})
+class MoneyField(serializers.Field):
+    """`"2.50"`: exact decimal text of the currency outside, integer nanos inside. A JSON number is refused."""
+
+    def to_representation(self, value: int) -> str:
+        return format_nanos(value)
+
+    def to_internal_value(self, data: object) -> int:
+        if not isinstance(data, str):
+            raise serializers.ValidationError('Send money as text, such as "22000.00": a float is not exact.')
+        try:
+            return parse_nanos(data)
+        except ValueError as error:
+            raise serializers.ValidationError(f"{str(error)[0].upper()}{str(error)[1:]}.") from None
 
 
 class ReasonSerializer(serializers.Serializer):
@@ -77,20 +95,22 @@ class VersionedViewSet(GenericViewSet):
         return int(row.version)
 
     def body(self, serializer_class: type[serializers.Serializer], *, partial: bool = False) -> dict[str, Any]:
-        """The request's body, checked; unknown fields are an error, so that a slip of the pen is no silent success."""
-        if not isinstance(self.request.data, dict):
-            raise ParseError("Send a JSON object.")
-        serializer = serializer_class(data=self.request.data, partial=partial)
-        unknown = sorted(set(self.request.data) - {n for n, f in serializer.fields.items() if not f.read_only})
-        if unknown:
-            raise serializers.ValidationError({name: ["There is no such field to write."] for name in unknown})
-        serializer.is_valid(raise_exception=True)
-        return dict(serializer.validated_data)
+        """The request's body, checked."""
+        return checked(serializer_class, self.request, partial=partial)
 
 
-def checked(serializer_class: type[serializers.Serializer], request: Request) -> dict[str, Any]:
-    """The request's body as the serializer reads it. Raises ValidationError."""
-    serializer = serializer_class(data=request.data)
+def checked(
+    serializer_class: type[serializers.Serializer], request: Request, *, partial: bool = False
+) -> dict[str, Any]:
+    """The request's body as the serializer reads it. Unknown fields are an error, so that a slip of the pen is no
+    silent success. Raises ParseError or ValidationError.
+    """
+    if not isinstance(request.data, dict):
+        raise ParseError("Send a JSON object.")
+    serializer = serializer_class(data=request.data, partial=partial)
+    unknown = sorted(set(request.data) - {n for n, f in serializer.fields.items() if not f.read_only})
+    if unknown:
+        raise serializers.ValidationError({name: ["There is no such field to write."] for name in unknown})
     serializer.is_valid(raise_exception=True)
     return dict(serializer.validated_data)
 
@@ -112,6 +132,14 @@ def writes(handler: Handler) -> Handler:
         except Stale as error:
             raise PreconditionFailed from error
 
+    wrapped.takes_idempotency_key = True  # type: ignore[attr-defined]
+    return wrapped
+
+
+def edits(handler: Handler) -> Handler:
+    """`writes` of a row with a version: it asks for If-Match, and the description says so."""
+    wrapped = writes(handler)
+    wrapped.asks_if_match = True  # type: ignore[attr-defined]
     return wrapped
 
 

@@ -25,6 +25,7 @@ PERMISSIONS: dict[str, frozenset[Role]] = {
     "home.read": EVERYONE,
     "live.read": STAFF,
     "own.read": EVERYONE,
+    "own.write": EVERYONE,
     "tenant.read": EVERYONE,
     "tenant.write": ADMIN,
     "tenant.suspend": RESPONDERS,

@@ -17,6 +17,12 @@ class PreconditionFailed(APIException):
     default_code = "stale"
 
 
+class Ended(APIException):
+    status_code = 409
+    default_detail = "It is over already."
+    default_code = "already_ended"
+
+
 def problem_json(error: Exception, context: dict[str, Any]) -> Response | None:
     """DRF's exception handler: one problem document per error, with the fields that were wrong."""
     if isinstance(error, ValidationError):
@@ -30,7 +36,7 @@ def problem_json(error: Exception, context: dict[str, Any]) -> Response | None:
         return _problem(status, "There is no such object, or it is not yours.", "not_found", None)
     detail = response.data.get("detail") if isinstance(response.data, dict) else None
     code = getattr(error, "default_code", "error")
-    if isinstance(error, PermissionDenied):
+    if code == PermissionDenied.default_code:
         code = "forbidden"
     wrong = None if detail is not None else response.data
     title = str(detail) if detail is not None else "Some values cannot be used."
