@@ -21,15 +21,14 @@ import orjson
 from controlplane.core.reasons import Outcome
 from controlplane.demo.night_job import NightJob
 from controlplane.demo.plan import Client, Source, Target, TrafficPlan, TrafficResult, read_plan, write_json
+from controlplane.lab.chat_bodies import batch_body, chat
 from controlplane.lab.synthetic import CODE_OUTPUT, CODE_PROMPT, Burst, requests
 from controlplane.lab.traces import TraceRequest, read_trace
 
-BYTES_PER_TOKEN = 4
 OUTSTANDING_MAX = 2_000
 REQUEST_TIMEOUT_S = 300.0
 WRITE_EVERY_S = 1.0
 BROKEN_PROMISES = frozenset(outcome.value for outcome in Outcome) - {Outcome.COMPLETED, Outcome.CANCELLED_BY_CLIENT}
-FILLER = "each part of the line keeps its own time and waits for none of the others while work goes on through it "
 
 
 class Traffic:
@@ -218,29 +217,6 @@ def arriving(source: Source, rng: random.Random) -> Iterator[TraceRequest]:
         shift_us = turn * (trace.length_us + 1_000_000)
         for request in trace.requests:
             yield TraceRequest(request.at_us + shift_us, request.prompt_tokens, request.output_tokens)
-
-
-def chat(model: str, request: TraceRequest, *, stream: bool) -> dict[str, object]:
-    """A chat completion with about that many prompt tokens that asks for exactly that many output tokens."""
-    wanted = max(1, request.prompt_tokens) * BYTES_PER_TOKEN
-    content = (FILLER * (wanted // len(FILLER) + 1))[:wanted]
-    body: dict[str, object] = {
-        "model": model,
-        "messages": [{"role": "user", "content": content}],
-        "max_tokens": max(1, request.output_tokens),
-        "ignore_eos": True,
-        "stream": stream,
-    }
-    if stream:
-        body["stream_options"] = {"include_usage": True}
-    return body
-
-
-def batch_body(model: str, request: TraceRequest) -> dict[str, object]:
-    """The same for a line of a batch file, where nothing is streamed."""
-    body = chat(model, request, stream=False)
-    del body["stream"]
-    return body
 
 
 async def main(path: Path) -> None:

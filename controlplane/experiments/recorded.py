@@ -17,6 +17,7 @@ from controlplane.core.period import to_us
 from controlplane.core.reasons import OUTCOME_CODES, Outcome
 from controlplane.fleet.models import Pool
 from controlplane.jobs.models import Job
+from controlplane.lab.fit import least_squares
 from controlplane.lab.items import JobSpec
 from controlplane.lab.scenario import Load
 from controlplane.lab.service import Constants, ServiceModel
@@ -147,23 +148,11 @@ def fitted(rows: list[tuple]) -> Constants:
     streamed = [row for row in done if row[9] >= 0]
     if len(streamed) >= FEW:
         prompt, output, prefill, decode = (np.asarray([row[at] for row in streamed], float) for at in (5, 6, 7, 8))
-        base_us, prompt_us = _line(np.column_stack([np.ones_like(prompt), prompt]), prefill)
+        base_us, prompt_us = least_squares(np.column_stack([np.ones_like(prompt), prompt]), prefill)
         output_us = decode.sum() / max(1.0, output.sum())
     else:
         prompt, output, prefill, decode = (np.asarray([row[at] for row in done], float) for at in (5, 6, 7, 8))
-        base_us, prompt_us, output_us = _line(np.column_stack([np.ones_like(prompt), prompt, output]), prefill + decode)
+        base_us, prompt_us, output_us = least_squares(
+            np.column_stack([np.ones_like(prompt), prompt, output]), prefill + decode
+        )
     return Constants(max(1, round(base_us)), round(prompt_us), round(output_us))
-
-
-def _line(columns: np.ndarray, values: np.ndarray) -> list[float]:
-    """Least squares with every coefficient at least 0: those that come out negative are left out and fitted again."""
-    kept = list(range(columns.shape[1]))
-    while kept:
-        fit, *_ = np.linalg.lstsq(columns[:, kept], values, rcond=None)
-        if (fit >= 0).all():
-            break
-        kept = [at for at, value in zip(kept, fit, strict=True) if value >= 0]
-    found = [0.0] * columns.shape[1]
-    for at, value in zip(kept, fit if kept else (), strict=True):
-        found[at] = float(value)
-    return found

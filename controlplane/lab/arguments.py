@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
 import yaml
 
-from controlplane.agent.backends.curves import CURVES
+from controlplane.agent.backends.curves import CURVES, ServiceCurve
 from controlplane.lab.policies import bands, changed, document_of
 from controlplane.lab.reference import Rules
 from controlplane.lab.scenario import REFERENCE, JobUse, TraceUse
@@ -122,10 +123,30 @@ def read_changes(texts: Sequence[str]) -> dict[str, Any]:
 def read_model(service: str | None, curve: str | None) -> ServiceModel:
     """The service model of `--service` or `--curve`."""
     if curve is not None:
+        if curve.endswith(".json"):
+            return Tables(_measured_curve(Path(curve)))
         if curve not in CURVES:
-            raise ValueError(f"--curve {curve}: known are {', '.join(sorted(CURVES))}")
+            raise ValueError(f"--curve {curve}: known are {', '.join(sorted(CURVES))}, or a FILE.json of `lab live`")
         return Tables(CURVES[curve])
     return read_service(service or "base_ms=50,prompt_us=125,output_us=30000")
+
+
+def _measured_curve(path: Path) -> ServiceCurve:
+    """The tables of an answer of `lab live --json`. Raises ValueError for a file without them."""
+    if path.stat().st_size > FILE_BYTES_MAX:
+        raise ValueError(f"{path}: a curve has at most {FILE_BYTES_MAX} bytes")
+    try:
+        said = json.loads(path.read_bytes())
+        tables = said.get("calibration") or said
+        prefill, decode = (
+            tuple((int(at), float(ms)) for at, ms in tables[name]) for name in ("prefill_ms", "decode_ms")
+        )
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise ValueError(f"{path}: has no tables prefill_ms and decode_ms; `lab live --json` measures them") from None
+    for table in (prefill, decode):
+        if len(table) < 2 or any(low[0] >= high[0] for low, high in pairwise(table)) or min(ms for _, ms in table) <= 0:
+            raise ValueError(f"{path}: a table has two points or more, ascending, with times above 0")
+    return ServiceCurve(path.stem, prefill, decode)
 
 
 def read_policy(

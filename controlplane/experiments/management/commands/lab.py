@@ -13,11 +13,13 @@ from controlplane.experiments.models import Experiment
 from controlplane.experiments.running import again, code_version
 from controlplane.experiments.what_if import what_if
 from controlplane.fleet.models import Pool
+from controlplane.lab import live
 from controlplane.lab.arguments import read_changes, read_model
 from controlplane.lab.kinds import KINDS
 from controlplane.lab.traces import TraceError
 
 UNUSABLE = 2
+LIVE = "interactive, batch and both as real HTTP load at an agent, beside the simulator; calibrates a service curve"
 
 
 class Command(BaseCommand):
@@ -32,20 +34,27 @@ class Command(BaseCommand):
             if name == "replay":
                 add_window(sub)
             sub.add_argument("--json", action="store_true", help="print one JSON document")
+        sub = kinds.add_parser("live", help=LIVE, description=LIVE)
+        live.add_arguments(sub)
+        sub.add_argument("--json", action="store_true", help="print one JSON document")
         again = kinds.add_parser("rerun", help="a stored experiment computed anew: the same bytes, or status 1")
         again.add_argument("id", type=int)
 
     def handle(self, *args: Any, **options: Any) -> None:
         if options["kind"] == "rerun":
             return self.rerun(options["id"])
-        kind = KINDS[options["kind"]]
+        ask, text = (
+            (live.live, live.text)
+            if options["kind"] == "live"
+            else (KINDS[options["kind"]].ask, KINDS[options["kind"]].text)
+        )
         try:
-            answer = of_pool(options) if options.get("pool") else kind.ask(options)
+            answer = of_pool(options) if options.get("pool") else ask(options)
         except (TraceError, ValueError) as error:
             raise CommandError(str(error), returncode=UNUSABLE) from error
         except OSError as error:
             raise CommandError(f"{error.filename}: {error.strerror}", returncode=UNUSABLE) from error
-        self.stdout.write(json.dumps(answer) if options["json"] else kind.text(answer))
+        self.stdout.write(json.dumps(answer) if options["json"] else text(answer))
 
     def rerun(self, experiment_id: int) -> None:
         """Prints the answer's bytes as they come out now. Raises CommandError where they are not the stored ones."""
