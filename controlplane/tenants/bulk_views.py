@@ -63,7 +63,7 @@ def _step(request: HttpRequest, noun: Noun) -> HttpResponse:
     rows = noun.rows(request.user, list(selection.versions))
     if not rows:
         return _told(request, back, f"Select the {noun.plural} first.")
-    page: dict[str, Any] = {"noun": noun, "action": action, "back": back, "count": len(rows)}
+    page: dict[str, Any] = {"noun": noun, "action": action, "back": back, "count": len(rows), "nav_section": "tenants"}
     values: dict[str, Any] = {}
     if action.form is not None:
         bound = "given" in request.POST
