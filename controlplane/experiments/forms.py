@@ -55,6 +55,8 @@ def pool_choices() -> list[tuple[str, str]]:
 class ExperimentForm(forms.Form):
     """What every kind has."""
 
+    first_group = "Traffic"
+    """What the page calls the fields that it begins with."""
     title = forms.CharField(label="Title", max_length=120, help_text="What you want to know")
     seed = whole("Seed", 42, 0, SEED_MAX, "The same seed and inputs give the same answer, byte for byte")
 
@@ -191,10 +193,11 @@ class EffectForm(WindowMixin, ExperimentForm):
 class OffersForm(ExperimentForm):
     """Which machines for hire meet a requirement."""
 
+    first_group = "Prices"
     # Nothing is drawn.
     seed = None  # type: ignore[assignment]
     file = forms.FileField(
-        label="Price list", required=False,
+        label="Price list", error_messages={"required": "Choose a price list."},
         help_text="CSV with the columns Cloud, GPU Type, GPUs and On-demand; at most 4 MB",
     )  # fmt: skip
     experiment = whole(

@@ -284,7 +284,7 @@ def _offers(answer: Answer) -> Shown:
     )  # fmt: skip
     first = fits[:OFFERS_CHARTED]
     chart = figures.bars(
-        [f"{number}. {offer_name(row)}" for number, row in enumerate(first, start=1)],
+        [f"{number}. {row['cloud']}" for number, row in enumerate(first, start=1)],
         [row["total_nanos"] / NANOS_PER_UNIT for row in first], unit="", decimals=0, horizontal=True,
         height_px=60 + 32 * len(first),
     ) if first else None  # fmt: skip

@@ -112,7 +112,8 @@ def new(request: HttpRequest, kind: str) -> HttpResponse:
 
 
 def _groups(form: ExperimentForm) -> list[tuple[str, list[Any]]]:
-    found = [(title, [form[name] for name in names if name in form.fields]) for title, names in GROUPS]
+    groups = ((form.first_group, GROUPS[0][1]), *GROUPS[1:])
+    found = [(title, [form[name] for name in names if name in form.fields]) for title, names in groups]
     return [(title, fields) for title, fields in found if fields]
 
 

@@ -106,7 +106,7 @@ def offers(options: Mapping[str, Any]) -> dict[str, Any]:
             refused.append({**_told(offer), "reasons": reasons})
         else:
             feasible.append(_priced(offer, wanted))
-    feasible.sort(key=lambda row: (row["total_nanos"], row["spare_gpus"], row["lines"]))
+    feasible.sort(key=lambda row: (row["total_nanos"], row["spare_gpus"], row["machines"], row["lines"]))
     for rank, row in enumerate(feasible, start=1):
         row["rank"] = rank
     return {

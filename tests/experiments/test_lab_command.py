@@ -56,6 +56,11 @@ def test_batching_answers_its_documented_question():
         (("overload", "--trace", "x.csv"), "x.csv: No such file"),
         (("capacity", "--trace", "x.csv", "--forecast", "0"), "--target lies between 0 and 1, --forecast is above 0"),
         (("replay", "--trace", "x.csv", "--service", "speed=1"), "speed=1"),
+        (("replay", "--trace", "x.csv", "--fail", "S01"), "x.csv: No such file"),
+        (("overload", "--trace", "x.csv", "--silent", "5"), "x.csv: No such file"),
+        (("offers", "--offers", "x.csv", "--gpu", "H100", "--count", "1"), "x.csv: No such file"),
+        (("live", "--agent", "http://127.0.0.1:1", "--model", "m", "--trace", "x", "--raw", "r", "--key-env", "NO_SUCH"),
+         "the environment has no NO_SUCH"),
     ],
 )
 def test_what_cannot_be_used_is_said_in_a_line_with_status_2(arguments, said):

@@ -132,7 +132,7 @@ def test_offers_are_asked_over_rest(people):
     assert made.status_code == 201, made.content
     assert running.run(made.json()["id"])
     answer = people["viewer"].get(f"{API}{made.json()['id']}/").json()["answer"]
-    assert [row["name"] for row in answer["feasible"]] == ["s1", "s8", "w2", "n8"]
+    assert [row["name"] for row in answer["feasible"]] == ["s8", "s1", "w2", "n8"]
 
 
 @pytest.mark.django_db
