@@ -111,6 +111,15 @@ def waits_for_push(entry: AuditEntry) -> bool:
     return entry.carried and entry.went_out is None  # type: ignore[attr-defined, no-any-return]
 
 
+WAITING_MAX = 1_000
+
+
+def changes_waiting() -> int:
+    """How many changes of policy were made since the last one that a revision carried; counted up to WAITING_MAX."""
+    carried = CarriedRevision.objects.order_by("-revision").values_list("through_id", flat=True).first() or 0
+    return AuditEntry.objects.filter(_carried(), pk__gt=carried)[:WAITING_MAX].count()
+
+
 def of_revision(number: int) -> Q:
     """The entries that a revision carried, and those about it."""
     own = CarriedRevision.objects.filter(revision=number).values_list("through_id", flat=True).first()

@@ -9,6 +9,7 @@ urlpatterns = [
     path("policy/review/", views.review_page, name="policy-review"),
     path("policy/configuration/", configuration_views.configuration, name="policy-configuration"),
     path("policy/configuration/export/", configuration_views.export, name="policy-configuration-export"),
+    path("policy/unpushed/", views.unpushed, name="policy-unpushed"),
     path("policy/drift/", views.drift_page, name="policy-drift"),
     path("policy/revisions/<int:number>/", views.revision_page, name="policy-revision"),
     path("policy/revisions/<int:number>/triton/<slug:pool>/", views.triton_config, name="policy-triton"),

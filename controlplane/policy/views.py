@@ -8,6 +8,7 @@ from django.utils import timezone
 
 from controlplane.audit.actors import actor_of
 from controlplane.audit.forms import take_errors
+from controlplane.audit.queries import WAITING_MAX, changes_waiting
 from controlplane.policy.actions import push, rollback, send_next_wave
 from controlplane.policy.configuration import Configuration
 from controlplane.policy.diff import diff, groups, tally
@@ -41,7 +42,9 @@ def overview(request: HttpRequest) -> HttpResponse:
         "now": now,
         "page": page,
         "rows": revision_rows(list(page.rows)),
-        "review": review(now),
+        "latest": latest_revision(),
+        "waiting": changes_waiting(),
+        "waiting_most": WAITING_MAX,
         "agents": agents,
         "attention": attention,
         "shown": attention[:DRIFT_ROWS_ON_OVERVIEW],
@@ -49,6 +52,12 @@ def overview(request: HttpRequest) -> HttpResponse:
         "page_state": _state_of(agents),
     }
     return render(request, "policy/overview.html", context)
+
+
+@requires("policy.read")
+def unpushed(request: HttpRequest) -> HttpResponse:
+    """The panel of what is saved and in no revision, compiled and checked: of many tenants that takes seconds."""
+    return render(request, "policy/unpushed.html", {"review": review(timezone.now())})
 
 
 @requires("policy.read")

@@ -15,6 +15,8 @@ from controlplane.policy.actions import push
 from controlplane.policy.compile import compile_configuration
 from controlplane.policy.models import Revision
 from controlplane.policy.queries import drift
+from controlplane.tenants.actions import edit_tenant
+from controlplane.tenants.models import Tenant
 from tests import factories
 from tests.policy.conftest import make_fleet
 
@@ -148,6 +150,18 @@ def test_the_number_of_queries_does_not_grow_with_agents(db, actor, django_asser
     for path, most in (("/policy/drift/", 10), (f"/policy/rollouts/{revision.number}/", 10), ("/policy/", 28)):
         with django_assert_max_num_queries(most):
             assert client.get(path).status_code == 200
+
+
+def test_the_overview_counts_changes_and_leaves_what_they_come_to_to_a_part_of_its_own(people, pushed, actor):
+    client = people["viewer"]
+    page = client.get("/policy/").content.decode()
+    assert f"No change was made since revision {pushed.number}" in page and 'hx-get="/policy/unpushed/"' in page
+    assert f"What is saved is what revision {pushed.number} carries" in client.get("/policy/unpushed/").content.decode()
+    acme = Tenant.objects.get(slug="acme")
+    edit_tenant(tenant_id=acme.pk, version=acme.version, changes={"weight": 9}, actor=actor, now=timezone.now())
+    assert f"1 change saved since revision {pushed.number}" in client.get("/policy/").content.decode()
+    part = client.get("/policy/unpushed/").content.decode()
+    assert "1 change: 1 tenant" in part and "<html" not in part
 
 
 def test_a_rollout_names_every_agent_and_its_reason(people, pushed, fleet):
