@@ -9,10 +9,9 @@ from django.utils import timezone
 
 from controlplane.access.token_actions import allowed_to, create_token
 from controlplane.audit.actors import Actor
-from controlplane.tenants.models import Member
+from controlplane.tenants.models import Member, Tenant
 from tests import factories
 from tests.access import examples
-from tests.flex.conftest import make_band  # noqa: F401
 
 
 class World:
@@ -23,6 +22,7 @@ class World:
         self.people = factories.people()
         for make in dict.fromkeys(examples.ARGUMENTS.values()):
             make("acme")
+        Tenant.objects.filter(slug="acme").update(classes=["chat", "bulk"])
         user = Member.objects.get(user__username="admin").user
         issued = create_token(
             user_id=user.pk, name="tests", permissions=allowed_to("admin"), days=1,
@@ -52,7 +52,7 @@ def named(document: dict[str, Any]) -> dict[str, Any]:
     for path, methods in document["paths"].items():
         for operation in methods.values():
             for parameter in operation.get("parameters", ()):
-                known = _value_of(path, parameter)
+                known = value_of(path, parameter)
                 if known is not None:
                     parameter["schema"] = {"anyOf": [{"enum": [known]}, parameter["schema"]]}
     for schema in document["components"]["schemas"].values():
@@ -70,7 +70,7 @@ VALUES = {
 }  # fmt: skip
 
 
-def _value_of(path: str, parameter: dict[str, Any]) -> Any:
+def value_of(path: str, parameter: dict[str, Any]) -> Any:
     name = parameter["name"]
     if name == "If-Match":
         return "*"
