@@ -123,7 +123,10 @@ class Simulator:
         heappush(self._agenda, (at_us, self._agenda_number, event))
 
     def run(self, until_us: int | None = None) -> None:
-        """Until nothing is left to do, or to an instant (counted from the start) which is not passed."""
+        """Until nothing is left to do, or to an instant (counted from the start) which is not passed.
+
+        The clock stays at the last thing that was done: what nobody waits for any more is no idle time.
+        """
         arrivals, start_us, rows = self.workload.at_us, self.start_us, len(self.workload)
         ends, agenda, arrive, end = self._ends, self._agenda, self._arrive, self._end
         last_us = NEVER_US if until_us is None else start_us + until_us
@@ -136,9 +139,9 @@ class Simulator:
             agenda_us = agenda[0][0] if agenda else NEVER_US
             if step_us < at_us and step_us <= agenda_us:
                 due_us = agenda_us if agenda_us < at_us else at_us
+                if due_us == NEVER_US and (self._is_over() or self._is_quiet(due_us)):
+                    return
                 if self._is_quiet(due_us):
-                    if due_us == NEVER_US:
-                        break
                     # Steps with nothing to do are passed over; the grid stays.
                     step_us += -(-(due_us - step_us) // STEP_US) * STEP_US or STEP_US
                     continue
@@ -166,6 +169,10 @@ class Simulator:
                 next_arrival_us = start_us + arrivals[row] if row < rows else NEVER_US
         if last_us < NEVER_US:
             self._now_us = last_us
+
+    def _is_over(self) -> bool:
+        flex = self.flex
+        return not self.calls and not flex.any_lent and not flex.any_draining and self.items_step is None
 
     def _is_quiet(self, until_us: int) -> bool:
         """Whether no step before an instant would do anything."""

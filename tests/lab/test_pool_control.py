@@ -89,6 +89,16 @@ def test_lending_meets_a_deadline_that_the_floor_alone_misses():
     assert answers[0]["flex"]["lends"] == 0 and answers[None]["flex"]["lends"] >= 1
 
 
+def test_what_comes_after_the_last_request_is_no_lent_or_idle_time():
+    work, jobs = traffic(20, 3.0, 3.0), [job(2_200, 22)]
+    answers = [
+        report(*night(band(), work, jobs, minutes=minutes), objective_ms=500) for minutes in (45, 24 * 60)
+    ]  # fmt: skip
+    assert answers[0] == answers[1]
+    assert 20 * 60 <= answers[0]["simulated_s"] <= 20 * 60 + 20
+    assert all(slot["busy_s"] + sum(slot["idle_s"].values()) <= 20 * 60 + 20 for slot in answers[0]["slots"])
+
+
 def test_a_job_without_a_deadline_borrows_nothing():
     _, control = night(band(), traffic(10, 3.0, 3.0), [job(1_000, None)], minutes=15)
     assert not control.loans and control.items.jobs[0].done > 300
