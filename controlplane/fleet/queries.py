@@ -68,8 +68,16 @@ class PoolRow:
 _ORDER = ("bad", "risk", "unknown", "neutral", "ok")
 
 
-def pool_rows(now: datetime) -> list[PoolRow]:
-    """Every pool in use, what needs attention first; three statements whatever their number."""
+def pool_rows(now: datetime, *, text: str = "", archived: bool = False) -> list[PoolRow]:
+    """Every pool in use, or every archived one, that holds the text, what needs attention first; three statements
+    whatever their number.
+    """
+    found = pools(archived=archived)
+    if text:
+        found = found.filter(
+            Q(slug__icontains=text) | Q(name__icontains=text) | Q(model__name__icontains=text)
+            | Q(interactive_class__icontains=text) | Q(batch_class__icontains=text)
+        )  # fmt: skip
     bands: dict[int, Counter[str]] = {}
     counted = Slot.objects.filter(removed_at__isnull=True).values_list("pool_id", "band").annotate(n=Count("id"))
     for pool_id, band, count in counted:
@@ -86,7 +94,7 @@ def pool_rows(now: datetime) -> list[PoolRow]:
         )
     }
     rows = []
-    for pool in pools().order_by("slug"):
+    for pool in found.order_by("slug"):
         counts = agents.get(pool.pk, {"active": 0, "fresh": 0, "pending": 0})
         mine = bands.get(pool.pk, Counter())
         silent = counts["active"] - counts["fresh"]
@@ -96,6 +104,8 @@ def pool_rows(now: datetime) -> list[PoolRow]:
 
 
 def _problem_of(pool: Pool, bands: Counter[str], active: int, silent: int, now: datetime) -> tuple[str, str, str]:
+    if pool.archived_at is not None:
+        return "neutral", "Archived", f"Since {pool.archived_at:%Y-%m-%d}"
     if not bands.total():
         return "neutral", "No slots", "Add slots to it before you push."
     if not active:

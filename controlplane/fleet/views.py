@@ -33,6 +33,7 @@ from controlplane.fleet.served_classes import room_warnings
 from controlplane.tenants.access import may, requires
 from controlplane.tenants.actions import Stale
 from controlplane.tenants.review import reason_of
+from controlplane.web.exports import CsvResponse
 
 TAKES_PUSH = "Takes effect when you push."
 
@@ -46,12 +47,31 @@ def _list_template(request: HttpRequest, name: str) -> str:
 
 
 @requires("pool.read")
-def pools(request: HttpRequest) -> HttpResponse:
+def pools(request: HttpRequest) -> HttpResponseBase:
+    """All pools on one page, what needs attention first: they are kinds of GPU and model, a few dozen at most."""
     now = timezone.now()
-    rows = queries.pool_rows(now)
-    archived = list(queries.pools(archived=True).order_by("-archived_at")[:20])
-    context = {"rows": rows, "archived": archived, "now": now, "may_write": may(request.user, "pool.write")}
+    text, state = request.GET.get("q", "").strip()[:120], request.GET.get("state", "")
+    rows = queries.pool_rows(now, text=text, archived=state == "archived")
+    if request.GET.get("format") == "csv":
+        return _pools_csv(rows)
+    context = {"rows": rows, "q": text, "state": state, "now": now, "may_write": may(request.user, "pool.write")}
     return render(request, _list_template(request, "pools"), context)
+
+
+def _pools_csv(rows: Sequence[queries.PoolRow]) -> CsvResponse:
+    header = [
+        "pool", "name", "status", "model", "gpu", "isolation", "interactive_class", "batch_class",
+        "interactive_slots", "batch_slots", "flex_slots", "agents", "silent_agents", "archived_at",
+    ]  # fmt: skip
+    lines = (
+        [
+            row.pool.slug, row.pool.name, row.word, row.pool.model.name, row.pool.gpu_type, row.pool.isolation,
+            row.pool.interactive_class, row.pool.batch_class, row.interactive, row.batch, row.flex, row.agents,
+            row.silent, row.pool.archived_at,
+        ]
+        for row in rows
+    )  # fmt: skip
+    return CsvResponse("pools.csv", header, lines)
 
 
 @requires("pool.write")

@@ -1,8 +1,10 @@
 """The page of rates with their history, and the forms that add the next version."""
 
+from collections.abc import Sequence
+from decimal import Decimal
 from typing import Any
 
-from django.http import Http404, HttpRequest, HttpResponse
+from django.http import Http404, HttpRequest
 from django.http.response import HttpResponseBase
 from django.shortcuts import render
 from django.urls import reverse
@@ -24,6 +26,7 @@ from controlplane.ledger.rate_forms import (
 )
 from controlplane.tenants.access import may, requires
 from controlplane.tenants.queries import installation
+from controlplane.web.exports import CsvResponse, decimal_of_nanos
 
 COST_ACTS = "Acts with the next attribution of each hour. Rates are added; what was in force stays as it was."
 CARD_ACTS = (
@@ -32,9 +35,14 @@ CARD_ACTS = (
 
 
 @requires("rate.read")
-def rate_list(request: HttpRequest) -> HttpResponse:
+def rate_list(request: HttpRequest) -> HttpResponseBase:
     now = timezone.now()
     costs, cards = rate_queries.cost_lines(now), rate_queries.card_lines(now)
+    wanted = request.GET.get("format", "")
+    if wanted == "cost.csv":
+        return _costs_csv(costs)
+    if wanted == "cards.csv":
+        return _cards_csv(cards)
     missing = sum(line.in_force is None for line in costs) + sum(line.in_force is None for line in cards)
     book = installation()
     context = {
@@ -48,6 +56,38 @@ def rate_list(request: HttpRequest) -> HttpResponse:
         "may_write": may(request.user, "rate.write"),
     }
     return render(request, "ledger/rates.html", context)
+
+
+def _costs_csv(lines: Sequence[rate_queries.CostLine]) -> CsvResponse:
+    """Every version, not only the one in force: what an hour of the past was costed by stands here too."""
+    header = ["pool", "gpu", "cost_per_slot_hour", "effective_from", "added_at", "added_by", "reason"]
+    rows = (
+        [
+            line.pool.slug, line.pool.gpu_type, decimal_of_nanos(rate.nanos_per_slot_hour), rate.effective_from,
+            rate.created_at, rate.created_by, rate.reason,
+        ]
+        for line in lines
+        for rate in line.history
+    )  # fmt: skip
+    return CsvResponse("cost-rates.csv", header, rows)
+
+
+def _cards_csv(lines: Sequence[rate_queries.CardLine]) -> CsvResponse:
+    header = [
+        "version", "class", "model", "prompt_per_mtok", "cached_per_mtok", "output_per_mtok", "gpu_per_slot_hour",
+        "discount_percent", "effective_from", "added_at", "added_by", "reason",
+    ]  # fmt: skip
+    rows = (
+        [
+            card.pk, line.class_slug, line.model.name, decimal_of_nanos(card.prompt_nanos_per_mtok),
+            decimal_of_nanos(card.cached_nanos_per_mtok), decimal_of_nanos(card.output_nanos_per_mtok),
+            decimal_of_nanos(card.gpu_nanos_per_slot_hour), Decimal(card.discount_ppm).scaleb(-4),
+            card.effective_from, card.created_at, card.created_by, card.reason,
+        ]
+        for line in lines
+        for card in line.history
+    )  # fmt: skip
+    return CsvResponse("rate-cards.csv", header, rows)
 
 
 @requires("rate.write")

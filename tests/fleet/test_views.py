@@ -124,7 +124,7 @@ def test_the_list_of_pools_needs_as_many_statements_for_two_as_for_six(fleet, pe
         row = factories.pool(f"pool-{number}")
         factories.slot(row, "i1", "interactive")
         factories.agent(row, f"agent-{number}")
-    with django_assert_num_queries(8):
+    with django_assert_num_queries(7):
         page = text(admin.get(reverse("pools")))
     assert page.count("pool-") >= 5
 

@@ -11,8 +11,10 @@ from django.utils import timezone
 from controlplane.access.models import Invitation
 from controlplane.budgets.models import Budget
 from controlplane.contracts.models import Contract, ContractVersion
+from controlplane.ledger import rates
 from controlplane.tenants.models import ApiKey, Member
 from tests import factories
+from tests.tenants.conftest import ADMIN
 
 MANY = 60
 """More than a page."""
@@ -157,3 +159,35 @@ def test_nobody_is_its_own_parent(people):
     form = {"name": "A", "parent": "acme", "weight": "1", "max_concurrency": "1", "outage_posture": "closed"}
     response = people["admin"].post("/tenants/acme/edit/", {**form, "version": "1"})
     assert response.status_code == 400 and "acme is no tenant to choose" in response.content.decode()
+
+
+def test_pools_are_searched_archived_ones_too_and_exported(people):
+    factories.slot(factories.pool("small", model="llama-8b", gpu_type="L40S"), "i1", "interactive")
+    factories.pool("gone", archived_at=timezone.now())
+    client = people["viewer"]
+
+    def slugs(query):
+        return [row.pool.slug for row in client.get(f"/pools/?{query}").context["rows"]]
+
+    assert slugs("") == slugs("q=8b") == slugs("q=chat") == ["small"] and slugs("q=gone") == []
+    page = client.get("/pools/?state=archived").content.decode()
+    assert slugs("state=archived") == ["gone"] and "Archived" in page and "/pools/gone/" not in page
+    (row,) = rows_of(client.get("/pools/?format=csv"))
+    assert (row["pool"], row["interactive_slots"], row["agents"]) == ("small", "1", "0")
+
+
+def test_every_version_of_rates_is_in_their_exports(people):
+    pool = factories.pool("small", model="llama-8b")
+    now = timezone.now()
+    for price in (1_500_000_000, 2_000_000_000):
+        rates.add_cost_rate(
+            pool_slug="small", nanos_per_slot_hour=price, actor=ADMIN, now=now, reason="r",
+            effective_from=now + timedelta(days=price // 1_000_000_000),
+        )  # fmt: skip
+    factories.workload_class("chat")
+    prices = {"prompt_nanos_per_mtok": 400_000_000, "output_nanos_per_mtok": 1, "discount_ppm": 125_000}
+    rates.add_rate_card(class_slug="chat", model=pool.model.name, values=prices, actor=ADMIN, now=now, reason="r")
+    costs = rows_of(people["viewer"].get("/rates/?format=cost.csv"))
+    assert [row["cost_per_slot_hour"] for row in costs] == ["2", "1.5"]
+    (card,) = rows_of(people["viewer"].get("/rates/?format=cards.csv"))
+    assert (card["class"], card["prompt_per_mtok"], card["discount_percent"]) == ("chat", "0.4", "12.5000")
