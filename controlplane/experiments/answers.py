@@ -63,6 +63,10 @@ POOL_FIGURES: Final = (
     ("preempted", "Preempted attempts", 0),
     ("all.utilisation", "Utilisation by requests, share", 4),
     ("all.longest_queue", "Longest queue, requests", 0),
+    ("faults.slots_broken", "Slots that broke", 0),
+    ("faults.requests_lost", "Requests lost with a slot", 0),
+    ("faults.requests_retried", "Requests tried again", 0),
+    ("faults.reports_lost", "Reports that never arrived", 0),
 )
 JOB_FIGURES: Final = (
     ("items", "Items", 0),

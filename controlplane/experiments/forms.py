@@ -13,6 +13,7 @@ from controlplane.audit.forms import ReasonForm
 from controlplane.experiments.models import Experiment
 from controlplane.fleet.models import Pool, Slot
 from controlplane.lab.arguments import read_changes, read_safe_rate
+from controlplane.lab.faults import read_failure
 
 FILE_BYTES_MAX = 4 << 20
 SEED_MAX = 2**31 - 1
@@ -43,8 +44,10 @@ def whole(label: str, initial: int | None, low: int, high: int, hint: str = "", 
     )
 
 
-def number(label: str, initial: float, low: float, high: float, hint: str = "") -> Any:
-    return forms.FloatField(label=label, initial=initial, min_value=low, max_value=high, help_text=hint)
+def number(label: str, initial: float, low: float, high: float, hint: str = "", *, required: bool = True) -> Any:
+    return forms.FloatField(
+        label=label, initial=initial, min_value=low, max_value=high, help_text=hint, required=required
+    )
 
 
 def pool_choices() -> list[tuple[str, str]]:
@@ -136,7 +139,29 @@ class TestForm(LoadForm, ExperimentForm):
     forecast = number("Forecast, times today's rate", 1.5, 0.01, 100)
 
 
-class ReplayForm(LoadForm, ExperimentForm):
+class ConditionsMixin(forms.Form):
+    """What goes wrong meanwhile."""
+
+    fail = forms.CharField(
+        label="Slots that break", required=False, max_length=1_000, widget=forms.Textarea(attrs={"rows": 2}),
+        help_text="One on each line, after so many seconds for so many, such as S01@600+300",
+    )  # fmt: skip
+    standby = whole("Slots on standby", 0, 0, 512, "Ordered when the scaling signal asks for more", required=False)
+    start_up_lag_s = number("Start-up lag, s", 300, 0, 86_400, "From the order to the first request", required=False)
+    report_every_s = number("An agent reports every, s", 1, 0.1, 600, required=False)
+    report_loss_percent = number("Reports that never arrive, %", 0, 0, 99, required=False)
+
+    def clean_fail(self) -> str:
+        text: str = self.cleaned_data["fail"]
+        try:
+            for line in text.split():
+                read_failure(line)
+        except ValueError as error:
+            raise ValidationError(f"{error}.") from None
+        return text
+
+
+class ReplayForm(ConditionsMixin, LoadForm, ExperimentForm):
     """Traffic through one policy, or two side by side."""
 
     policy = forms.ChoiceField(label="Policy", choices=POLICIES, initial="reserved")
@@ -256,6 +281,7 @@ GROUPS = (
                "per_input_ms")),
     ("Service", ("service_model", "base_ms", "prompt_us", "output_us")),
     ("Policy", ("policy", "against", "propose", "safe_rate")),
+    ("What goes wrong", ("fail", "standby", "start_up_lag_s", "report_every_s", "report_loss_percent")),
     ("Objective", ("objective_ms", "target_percent", "quality_percent", "forecast")),
     ("Requirement", ("experiment", "gpus_per_slot", "count", "gpu", "memory_gb", "one_node")),
     ("Terms", ("hours", "start_by", "region", "spot")),

@@ -197,11 +197,26 @@ def _fleet(kind: str, values: Mapping[str, Any], traffic: _Traffic) -> list[str]
         if values.get("safe_rate"):
             found.append(f"--safe-rate={values['safe_rate']}")
         found += [f"--propose={line.strip()}" for line in (values.get("propose") or "").splitlines() if line.strip()]
+        found += _conditions(values)
     else:
         found += [
             f"--target={values['target_percent'] / 100:g}", f"--quality-bound={values['quality_percent'] / 100:g}",
             f"--forecast={values['forecast']:g}",
         ]  # fmt: skip
+    return found
+
+
+def _conditions(values: Mapping[str, Any]) -> list[str]:
+    """What goes wrong, of questions whose form asks for it; nothing where nothing does."""
+    found = [f"--fail={text}" for text in (values.get("fail") or "").split()]
+    if values.get("standby"):
+        found.append(f"--standby={values['standby']}")
+        if values["start_up_lag_s"] is not None:
+            found.append(f"--start-up-lag-s={values['start_up_lag_s']:g}")
+    if values.get("report_every_s") not in (None, 1):
+        found.append(f"--report-every-s={values['report_every_s']:g}")
+    if values.get("report_loss_percent"):
+        found.append(f"--report-loss={values['report_loss_percent'] / 100:g}")
     return found
 
 

@@ -103,13 +103,14 @@ def conditions_of(options: Mapping[str, Any]) -> Conditions:
     )  # fmt: skip
     lag_us = round(options["start_up_lag_s"] * US_PER_S)
     return Conditions(
-        tuple(_failure(text) for text in options["fail"]), round(options["mtbf_h"] * US_PER_HOUR),
+        tuple(read_failure(text) for text in options["fail"]), round(options["mtbf_h"] * US_PER_HOUR),
         round(options["mttr_min"] * 60 * US_PER_S), options["seed"],
         Elastic(options["standby"], lag_us) if options["standby"] else None, wire,
     )  # fmt: skip
 
 
-def _failure(text: str) -> Failure:
+def read_failure(text: str) -> Failure:
+    """`SLOT@SECONDS[+SECONDS]`. Raises ValueError that says how to write it."""
     match = _FAIL.fullmatch(text.strip())
     if match is None:
         raise ValueError(f"--fail {text}: write SLOT@SECONDS or SLOT@SECONDS+SECONDS, such as S01@600+300")

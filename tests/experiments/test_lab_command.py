@@ -59,7 +59,7 @@ def test_batching_answers_its_documented_question():
         (("replay", "--trace", "x.csv", "--fail", "S01"), "x.csv: No such file"),
         (("overload", "--trace", "x.csv", "--silent", "5"), "x.csv: No such file"),
         (("offers", "--offers", "x.csv", "--gpu", "H100", "--count", "1"), "x.csv: No such file"),
-        (("live", "--agent", "http://127.0.0.1:1", "--model", "m", "--trace", "x", "--raw", "r", "--key-env", "NO_SUCH"),
+        (("live", "--agent", "http://x", "--model", "m", "--trace", "x", "--raw", "r", "--key-env", "NO_SUCH"),
          "the environment has no NO_SUCH"),
     ],
 )

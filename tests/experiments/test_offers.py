@@ -112,6 +112,24 @@ def test_a_trace_is_uploaded_over_rest_and_replayed(people, tmp_path):
 
 
 @pytest.mark.django_db(transaction=True)
+def test_what_goes_wrong_in_a_replay_is_asked_and_shown(people):
+    conditions = {"fail": "S01@5+20\nS02@9", "standby": "1", "start_up_lag_s": "10", "report_every_s": "2",
+                  "report_loss_percent": "10"}  # fmt: skip
+    values = {**SMALL, "policy": "reserved", "minutes": "1", "batch_items": "5", **conditions}
+    row = asked(people["oncall"], "replay", values)
+    wanted = ["--fail=S01@5+20", "--fail=S02@9", "--standby=1", "--start-up-lag-s=10", "--report-every-s=2",
+              "--report-loss=0.1"]  # fmt: skip
+    assert [one for one in row.arguments if one in wanted] == wanted
+    assert running.run(row.pk)
+    row.refresh_from_db()
+    assert row.state == "done", row.problem
+    assert "Slots that broke" in page(people["viewer"], row)
+    assert answer_of(row)["result"]["faults"]["slots_broken"] == 2
+    wrong = people["oncall"].post(reverse("lab-new", args=["replay"]), {**values, "fail": "S01"})
+    assert wrong.status_code == 422 and "SLOT@SECONDS" in wrong.text
+
+
+@pytest.mark.django_db(transaction=True)
 def test_client_windows_are_expanded_by_a_worker(people):
     rows = ["client_id,window_start_s,rate_rps,cv,distribution,param_shape,param_scale", "4,0,0.5,1,Gamma,1,2",
             "9,0,0.25,1,Weibull,0.5,2", "9,600,0.25,1,Weibull,0.5,2"]  # fmt: skip
