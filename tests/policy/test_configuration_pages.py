@@ -7,6 +7,7 @@ import yaml
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.utils import timezone
 
+from controlplane.audit.models import AuditEntry
 from controlplane.policy.applying import export_text
 from controlplane.policy.signing import ensure_keys, rotate
 from controlplane.tenants.models import Tenant
@@ -84,6 +85,30 @@ class TestRest:
         wrong = post("plan", text="flexband: 1\nsections: {}\n")
         assert wrong.status_code == 400
         assert "line 2: Say what happens to classes" in wrong.content.decode()
+
+    def test_under_one_key_a_file_is_applied_once(self, people, built):
+        client = people["admin"]
+        text = edited(client.get("/api/v1/policy/configuration/").json()["text"], heavier)
+
+        def post(path: str, key: str, **body):
+            return client.post(
+                f"/api/v1/policy/configuration/{path}/", json.dumps(body), content_type="application/json",
+                headers={"Idempotency-Key": key},
+            )  # fmt: skip
+
+        plan = post("plan", "plan-1", text=text)
+        assert post("plan", "plan-1", text=text).json() == plan.json()
+        first = post("apply", "apply-1", text=text, reason="CHG-2")
+        assert first.json()["applied"] and Tenant.objects.get(slug="group").weight == 4
+        Tenant.objects.filter(slug="group").update(weight=7)  # somebody else, in between
+        again = post("apply", "apply-1", text=text, reason="CHG-2")
+        assert (again.json(), again.headers["Idempotency-Replayed"]) == (first.json(), "true")
+        assert Tenant.objects.get(slug="group").weight == 7
+        assert post("apply", "apply-1", text=text, reason="another").status_code == 422
+        assert AuditEntry.objects.filter(action="tenant.edit").count() == 1
+        wrong = post("apply", "apply-2", text="flexband: 1\n", reason="CHG-3")
+        assert wrong.status_code == 400, "what failed can be sent again under its key"
+        assert post("apply", "apply-2", text=text, reason="CHG-3").json()["applied"]
 
     def test_public_keys_and_their_successions_are_there_for_whoever_checks_bundles(self, people, built):
         first = ensure_keys(built)["policy"]
