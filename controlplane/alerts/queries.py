@@ -91,5 +91,11 @@ def receivers() -> QuerySet[Receiver]:
     return Receiver.objects.filter(archived_at=None).order_by("name", "id")
 
 
+def last_deliveries(receivers: Sequence[Receiver]) -> dict[int, Delivery]:
+    """The latest message of each receiver that was ever told something, by the receiver's id."""
+    rows = Delivery.objects.filter(receiver__in=receivers).order_by("receiver_id", "-created_at", "-id")
+    return {row.receiver_id: row for row in rows.distinct("receiver_id")}
+
+
 def deliveries_of(receiver: Receiver) -> QuerySet[Delivery]:
     return receiver.deliveries.prefetch_related("log")

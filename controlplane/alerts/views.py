@@ -201,10 +201,9 @@ def silence_end(request: HttpRequest, silence_id: int) -> HttpResponse:
 @requires("alert.read")
 def receivers(request: HttpRequest) -> HttpResponse:
     """Who is told, and how the last messages went."""
-    rows = []
-    for row in queries.receivers():
-        last = row.deliveries.order_by("-created_at", "-id").first()
-        rows.append((row, queries.shown_target(row.target), last))
+    found = list(queries.receivers())
+    last = queries.last_deliveries(found)
+    rows = [(row, queries.shown_target(row.target), last.get(row.pk)) for row in found]
     context = {"now": timezone.now(), "rows": rows, "nav_section": "live"}
     context["may_write"] = may(request.user, "alert.configure")
     return render(request, "alerts/receivers.html", context)
