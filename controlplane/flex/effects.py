@@ -40,7 +40,7 @@ class JobLine:
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """A preview. `noted` goes into the audit entry, to be compared with what is measured later."""
+    """A preview. `noted` goes into the audit entry, to be compared with what is measured; `instants` are foretold."""
 
     columns: tuple[str, ...]
     said: tuple[str, ...]
@@ -48,6 +48,7 @@ class Effect:
     jobs: tuple[JobLine, ...]
     jobs_more: int
     noted: dict[str, Any]
+    instants: tuple[tuple[str, datetime], ...] = ()
 
 
 def of_recall(slot: Slot, now: datetime) -> Effect:
@@ -58,7 +59,7 @@ def of_recall(slot: Slot, now: datetime) -> Effect:
     drains = _drains(slot.pool)
     bound_us = band.policy.drain_bound_us
     latest = now + TICK + timedelta(microseconds=bound_us)
-    said = [f"It stops taking batch within a second and is home by {latest:%H:%M:%S} UTC (bound {duration(bound_us)})."]
+    said = [f"It stops taking batch within a second; what runs has {duration(bound_us)} to end."]
     if drains:
         said.append(
             f"Of the last drains measured here ({len(drains)}) the median took"
@@ -67,9 +68,6 @@ def of_recall(slot: Slot, now: datetime) -> Effect:
     else:
         said.append("No drain of this pool has been measured yet.")
     said.append(_at_the_bound(band))
-    said.append(
-        f"No slot of the pool is lent again before {now + TICK + _us(band.policy.cooldown_us):%H:%M:%S} UTC (cooldown)."
-    )
     rows = [
         Figure("Batch requests that run on it", (fixed(running), "0"), ""),
         Figure("Their GPU time, estimated", (duration(worth_us) if worth_us else fixed(worth_us), "0"), ""),
@@ -85,6 +83,10 @@ def of_recall(slot: Slot, now: datetime) -> Effect:
             "home_expected_us": round(statistics.median(drains)) if drains else None,
             **slack_noted(before, after),
         },
+        instants=(
+            ("Home at the latest", latest),
+            ("No slot of the pool is lent again before", now + TICK + timedelta(microseconds=band.policy.cooldown_us)),
+        ),
     )
 
 
@@ -215,7 +217,3 @@ def _next_loan(band: BandNow, *, frozen: bool | None = None) -> str:
 def _valued(line: wording.CheckLine) -> str:
     unit = f" {line.unit}" if line.unit else ""
     return f"{line.value}{unit}, has to be {line.limit}{unit}" if line.limit else line.value
-
-
-def _us(us: int) -> timedelta:
-    return timedelta(microseconds=us)

@@ -150,8 +150,8 @@ def line_figures(points: Sequence[Point]) -> dict[str, Any]:
 
     memory = [series("KV cache", "kv_pct", "var(--series-1)"), series("GPU memory", "gpu_pct", "var(--series-2)")]
     running = [
-        series("Running per slot", "running", "var(--series-1)"),
-        series("Mean batch", "batch", "var(--series-2)"),
+        series("Per slot", "running", "var(--series-1)"),
+        series("Batch", "batch", "var(--series-2)"),
     ]
     return {
         "memory_figure": figures.line_series(minutes, memory, unit="%", height_px=170),

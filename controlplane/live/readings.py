@@ -362,7 +362,7 @@ def _changes(now: datetime) -> list[Change]:
             e.at,
             _NOUNS.get(e.noun, e.noun),
             e.actor_name,
-            _audit_words(e.action, e.object_id),
+            _audit_words(e),
             reverse("act", args=[e.pk]) if e.action in ACTS else "",
         )
         for e in audit
@@ -382,5 +382,9 @@ def _changes(now: datetime) -> list[Change]:
     return sorted(rows, key=lambda row: row.at, reverse=True)[:CHANGES_SHOWN]
 
 
-def _audit_words(action: str, object_id: str) -> str:
-    return f"{action.replace('.', ' ').replace('_', ' ')} {object_id}".strip()
+def _audit_words(entry: AuditEntry) -> str:
+    """`flex recall f1 in chat-70b`: by name where the entry has one, by number where it has not."""
+    said = entry.before or entry.after or {}
+    name = said.get("slot") or said.get("agent") or entry.object_id
+    where = f" in {said['pool']}" if "slot" in said and said.get("pool") else ""
+    return f"{entry.action.replace('.', ' ').replace('_', ' ')} {name}{where}".strip()

@@ -59,6 +59,12 @@ def v(scope: Any, path: str, form: str = "", css: str = "") -> SafeString:
 
 
 @register.simple_tag
+def live_name(scope: Any, path: str) -> SafeString:
+    """What a row is of: it does not age, so it stays where the row's values became dashes."""
+    return format_html('<span data-t="{}">{}</span>', path, text_of(pick(scope, path), ""))
+
+
+@register.simple_tag
 def live_chip(scope: Any, state: str = "grade", word: str = "word") -> SafeString:
     """A status chip whose fill, shape and word follow the frames."""
     name = pick(scope, state) or "unknown"

@@ -73,10 +73,11 @@ function noteOf(element) {
   return named || element.querySelector("[data-stale-note]");
 }
 
-/** Write a live value. While its element is stale the dash stays; the value shows when the element is fresh again. */
+/** Write a live value. While its element is stale the dash stays; the value shows when the element is fresh again.
+    A name, which has no [data-value], does not age. */
 export function setValue(element, text) {
   const owner = element.closest("[data-stale-after]");
-  if (owner?.classList.contains("stale")) element.dataset.held = text;
+  if (owner?.classList.contains("stale") && "value" in element.dataset) element.dataset.held = text;
   else if (element.textContent !== text) element.textContent = text;
 }
 
