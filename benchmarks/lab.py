@@ -28,7 +28,7 @@ import sys
 from pathlib import Path
 from time import process_time
 
-from benchmarks.builds import described
+from benchmarks.builds import COMPILED, described
 from benchmarks.lab_peer import textbook, version
 from controlplane.lab.policies import bands, document_of
 from controlplane.lab.pool_control import PoolControl
@@ -156,7 +156,7 @@ def main() -> int:
     whole = million() if given.million else None
     table = {
         "requests": requests, "per_s": rates, "goals": goals(rates, whole), "million": whole,
-        "parts": parts(requests // 5), "load": os.getloadavg()[0], "cores": os.cpu_count(),
+        "parts": {} if COMPILED else parts(requests // 5), "load": os.getloadavg()[0], "cores": os.cpu_count(),
         "versions": {"python": platform.python_version(), "simpy": version()},
     }  # fmt: skip
     print_table(table)
@@ -186,7 +186,7 @@ def print_table(table: dict) -> None:
     took = 1e6 / rates["production"] if whole is None else whole["s"]
     said = "by that rate" if whole is None else f"measured, {whole['memory_mb']:,.0f} MB of memory at most"
     print(f"a million requests: {took:,.1f} s ({said}); the aim is {AIM_MILLION_S:g} s")
-    print("where the time of production goes, profiled interpreted:")
+    print("of compiled code a profile says nothing" if COMPILED else "where the time of production goes, profiled:")
     for part, share in sorted(table["parts"].items(), key=lambda row: -row[1]):
         print(f"  {part:<32}{share:>7.1%}")
     print(f"load of this machine {table['load']:.1f} on {table['cores']} cores")

@@ -134,9 +134,8 @@ def answer_of(question: Question, watch: Watch | None) -> dict[str, Any]:
     given, cached, unknown = _known(question)
     simulator = Simulator(question.document, given.workload, question.service, start_us=question.kept.start_us)
     control = simulate(simulator, given, watch=watch)
-    found = report(simulator, control, objective_ms=question.objective_ms)
-    for name in ("histograms", "tenants", "service"):
-        del found[name]
+    found = report(simulator, control, objective_ms=question.objective_ms, by_tenant=False)
+    del found["service"]
     for job in found["jobs"]:
         if question.sampled and job["deadline_met"]:
             # A part of its items within all of its time: that proves nothing.

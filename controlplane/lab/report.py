@@ -27,8 +27,10 @@ LOANS_SHOWN: Final = 1_000
 NO_GPU: Final = "simulated on a virtual clock: no GPU was involved"
 
 
-def report(simulator: Simulator, control: PoolControl | None = None, *, objective_ms: float | None) -> dict[str, Any]:
-    """The whole document; read after `run`."""
+def report(
+    simulator: Simulator, control: PoolControl | None = None, *, objective_ms: float | None, by_tenant: bool = True
+) -> dict[str, Any]:
+    """The whole document; read after `run`. Without `by_tenant` its rows and histograms by tenant are left out."""
     run = replayed(simulator)
     summary = summarise(run, objective_ms=objective_ms)
     for slug, figures in summary["classes"].items():
@@ -40,8 +42,7 @@ def report(simulator: Simulator, control: PoolControl | None = None, *, objectiv
         **summary,
         "preempted": simulator.preempted,
         "outcomes": {outcome.value: count for outcome, count in sorted(simulator.outcomes.items()) if count},
-        "tenants": _tenants(simulator, run),
-        "histograms": histograms(simulator),
+        **({"tenants": _tenants(simulator, run), "histograms": histograms(simulator)} if by_tenant else {}),
         "slots": _slots(simulator),
         "flex": None if control is None else _flex(simulator, control),
         "jobs": [] if control is None else [_job(job, simulator) for job in control.items.jobs],
