@@ -122,7 +122,11 @@ def server(application: str, environment: dict[str, str], *extra: str) -> Iterat
         yield Server(port, psutil.Process(process.pid))
     finally:
         process.terminate()
-        process.wait(10)
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()  # one that still serves would go on beside what is measured next
+            process.wait(10)
 
 
 def raw_copy(url: str, payloads: list[bytes]) -> float:

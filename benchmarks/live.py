@@ -55,7 +55,8 @@ FIRST_PER_S = {"ours": 8_000.0, "group_send": 800.0, "group_send, pub/sub": 1_20
 PACE_LEAST = 0.9
 #: Files of a process that are no viewer's socket.
 OTHER_FILES = 300
-WS = ("--ws", "websockets-sansio", "--ws-per-message-deflate", "false", "--backlog", "4096")
+WS = ("--ws", "websockets-sansio", "--ws-per-message-deflate", "false", "--backlog", "4096",
+      "--timeout-graceful-shutdown", "1", "--log-level", "critical")  # fmt: skip
 
 Offer = Callable[[float, float], tuple[int, float]]
 """(frames a second for each topic, seconds) -> frames told, seconds it took."""
@@ -431,6 +432,7 @@ def run(quick: bool, rounds: int, many: int) -> dict[str, Any]:
     keys = sessions(many)
     load = os.getloadavg()[0]
     kinds = compare(keys, rounds, 2.0 if quick else 3.0)
+    print_kinds(kinds)
     crowded = many_viewers(keys, 6.0 if quick else 20.0)
     ratio = kinds["ours"]["per_s"] / max(kinds["group_send"]["per_s"], 1.0)
     cpu = kinds["ours"]["cpu_us"] / kinds["bare protocol"]["cpu_us"]
@@ -455,11 +457,6 @@ def print_table(table: dict[str, Any]) -> None:
     print(f"Live frames: {VIEWERS} viewers, {len(TOPICS)} topics, p99 under {P99_MS_UNDER} ms; "
           f"load {table['load_before']:.1f} before, {table['load_after']:.1f} after; "
           + ", ".join(f"{name} {text}" for name, text in table["versions"].items()))  # fmt: skip
-    print(f"{'server':<24}{'deliveries/s':>14}{'p50 ms':>8}{'p99 ms':>8}{'CPU us':>9}  runs")
-    for name, row in table["kinds"].items():
-        bound = " (bound by the publisher)" if row["publisher_bound"] else ""
-        print(f"{name:<24}{row['per_s']:>14,.0f}{row['p50_ms'] or 0:>8}{row['p99_ms'] or 0:>8}{row['cpu_us']:>9.1f}  "
-              f"{', '.join(f'{run:,}' for run in row['runs_per_s'])}{bound}")  # fmt: skip
     many = table["many"]
     print(f"{'ours to group_send':<52}{table['ratio']:>8.1f}  at least {RATIO_LEAST:.0f}  {_word(table, 'ratio')}")
     print(f"{'CPU of a delivery to the bare protocol':<52}{table['cpu_to_raw']:>8.1f}  at most {CPU_TO_RAW_MOST}  "
@@ -470,6 +467,15 @@ def print_table(table: dict[str, Any]) -> None:
     print(f"  {many['per_s']:,.0f} deliveries/s, p50 {many['p50_ms']} ms, servers {many['server_cores']:.2f} and "
           f"viewers {many['client_cores']:.2f} cores, {many['server_kib_per_viewer']:.0f} KiB a viewer, connected in "
           f"{many['connected_s']:.0f} s, {many['lost']} lost")  # fmt: skip
+
+
+def print_kinds(kinds: dict[str, Any]) -> None:
+    """The comparison, as soon as it is known: ten thousand viewers take minutes to come."""
+    print(f"{'server':<24}{'deliveries/s':>14}{'p50 ms':>8}{'p99 ms':>8}{'CPU us':>9}  runs")
+    for name, row in kinds.items():
+        bound = " (bound by the publisher)" if row["publisher_bound"] else ""
+        print(f"{name:<24}{row['per_s']:>14,.0f}{row['p50_ms'] or 0:>8}{row['p99_ms'] or 0:>8}{row['cpu_us']:>9.1f}  "
+              f"{', '.join(f'{run:,}' for run in row['runs_per_s'])}{bound}", flush=True)  # fmt: skip
 
 
 def _word(table: dict[str, Any], goal: str) -> str:
