@@ -96,6 +96,7 @@ def test_every_answer_is_as_described(world, capsys):
         max_examples=EXAMPLES, deadline=None, database=None, suppress_health_check=list(hypothesis.HealthCheck),
         phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate],
     )  # fmt: skip
+    # As the plugin of schemathesis does, which would make the description, seconds, whenever tests are collected.
     interview, feedback = Interview(world), FeedbackSources()
     for result in schema.get_all_operations():
         operation = result.ok()
