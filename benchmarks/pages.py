@@ -29,6 +29,7 @@ from benchmarks.ingest import benchmark_database
 GOAL_MS = 200.0
 TENANTS, KEYS = 10_000, 100_000
 QUICK_PART = 10
+CALLS_LEAST, CASE_MS_MOST = 3, 12_000.0
 DEEP = 0.9
 """How far into a list its deep page lies."""
 LEFT_OUT = frozenset({"logout", "api-schema", "live-frames", "metrics"})
@@ -52,7 +53,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a tenth of the rows, for a look")
     parser.add_argument("--rounds", type=int, default=0)
-    parser.add_argument("--only", default="", help="cases whose name or address holds this text")
+    parser.add_argument("--only", default="", help="cases whose name or address holds one of these texts, with commas")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     part = QUICK_PART if options.quick else 1
@@ -105,16 +106,23 @@ def measure(tenants: int, keys: int, rounds: int, only: str) -> dict[str, Any]:
     people["admin"].force_login(world.admin)
     people["tenant"].force_login(world.tenant_person)
     lists = cases(tenants, keys, now)
-    chosen = [case for case in [*lists, *others(people["admin"], lists)] if only in case.name or only in case.url]
+    wanted = only.split(",")
+    chosen = [
+        case
+        for case in [*lists, *others(people["admin"], lists)]
+        if any(text in case.name or text in case.url for text in wanted)
+    ]
     for case in chosen:
         prepare(case, people)
     spent: dict[tuple[int, str], list[float]] = {}
     for _ in range(rounds):
         for number, case in enumerate(chosen):
             for side, url in (("ours", case.url), ("peer", case.peer)):
-                if url:
-                    spent.setdefault((number, side), []).append(ms_of(people[case.person], url, export=case.export))
-    rows = [row_of(case, spent[number, "ours"], spent.get((number, "peer"))) for number, case in enumerate(chosen)]
+                taken = spent.setdefault((number, side), [])
+                # What is far over the goal is known to be after a few calls.
+                if url and (len(taken) < CALLS_LEAST or sum(taken) < CASE_MS_MOST):
+                    taken.append(ms_of(people[case.person], url, export=case.export))
+    rows = [row_of(case, spent[number, "ours"], spent[number, "peer"]) for number, case in enumerate(chosen)]
     return {
         "world": world.counts,
         "fill_s": filled,
