@@ -122,9 +122,9 @@ def test_metrics_stand_with_type_and_labels():
     families = set(re.findall(r'"((?:flexband|gen_ai)_[a-z_]+)"', source))
     table = rows("agent.md", "metric")
     assert {row[0] for row in table} == families
-    kinds = {name: kind for kind, name in re.findall(r'(counter|gauge|histogram|quantiles)\(\s*"([a-z_]+)"', source)}
+    kinds = {name: kind for kind, name in re.findall(r'(counter|gauge|Times|quantiles)\(\s*"([a-z_]+)"', source)}
     for name, kind, labels, _ in table:
-        assert kind == kinds[name].replace("quantiles", "gauge"), name
+        assert kind == kinds[name].replace("quantiles", "gauge").replace("Times", "histogram"), name
         assert ("`quantile`" in labels) == (kinds[name] == "quantiles"), name
 
 
