@@ -105,7 +105,7 @@ async def test_two_agents_together_never_hold_more_places_than_the_limit(world, 
 
             async def load(process, until) -> None:
                 loop = asyncio.get_running_loop()
-                end = loop.time() + 20
+                end = loop.time() + 90
                 async with openai.AsyncOpenAI(
                     api_key=cp.SECRET, base_url=f"http://127.0.0.1:{process.port}/v1", max_retries=0, timeout=20
                 ) as ai:
