@@ -59,8 +59,10 @@ def test_batching_answers_its_documented_question():
         (("replay", "--trace", "x.csv", "--fail", "S01"), "x.csv: No such file"),
         (("overload", "--trace", "x.csv", "--silent", "5"), "x.csv: No such file"),
         (("offers", "--offers", "x.csv", "--gpu", "H100", "--count", "1"), "x.csv: No such file"),
-        (("live", "--agent", "http://x", "--model", "m", "--trace", "x", "--raw", "r", "--key-env", "NO_SUCH"),
-         "the environment has no NO_SUCH"),
+        (
+            ("live", "--agent", "http://x", "--model", "m", "--trace", "x", "--raw", "r", "--key-env", "NO_SUCH"),
+            "the environment has no NO_SUCH",
+        ),
     ],
 )
 def test_what_cannot_be_used_is_said_in_a_line_with_status_2(arguments, said):

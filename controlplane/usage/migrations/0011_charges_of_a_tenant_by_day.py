@@ -4,14 +4,13 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-
     dependencies = [
-        ('usage', '0010_quarantine_nanos'),
+        ("usage", "0010_quarantine_nanos"),
     ]
 
     operations = [
         migrations.AddIndex(
-            model_name='rollupday',
-            index=models.Index(fields=['tenant_id', 'day'], name='rollup_day_of_tenant'),
+            model_name="rollupday",
+            index=models.Index(fields=["tenant_id", "day"], name="rollup_day_of_tenant"),
         ),
     ]
