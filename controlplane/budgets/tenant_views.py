@@ -1,6 +1,6 @@
 """The list of tenants and a tenant's own page: they stand here because they show money beside the tenants."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -90,17 +90,18 @@ def tenant(request: HttpRequest, slug: str) -> HttpResponse:
         "budgets": Budget.objects.filter(tenant=row, archived_at=None).count(),
     }
     address = reverse("tenant", args=[slug])
+    summary = rows_of([row], now)[0]
+    states = dict(visible_tenants(request.user).filter(parent=row).order_by("slug").values_list("slug", "state"))
     context: dict[str, Any] = {
         "tenant": row,
-        "summary": rows_of([row], now)[0],
+        "summary": summary,
+        "archiving": _archiving(summary, [slug for slug, state in states.items() if state != Tenant.State.ARCHIVED]),
         "tab": chosen,
         "tabs": [
             {"label": label, "url": f"{address}?tab={key}", "current": key == chosen, "count": counts.get(key)}
             for key, label in tabs.items()
         ],
-        "children": list(
-            visible_tenants(request.user).filter(parent=row).order_by("slug").values_list("slug", flat=True)
-        ),
+        "children": list(states),
         "parents": [parent for parent in ancestors(row) if _sees_staff_data(request)],
         "now": now,
         "may_write": may(request.user, "tenant.write"),
@@ -110,6 +111,16 @@ def tenant(request: HttpRequest, slug: str) -> HttpResponse:
         **_tab(chosen, request, row, now),
     }
     return render(request, "tenants/tenant.html", context)
+
+
+def _archiving(row: TenantRow, children: Sequence[str]) -> str:
+    """What archiving takes with it."""
+    plural = "" if row.keys == 1 else "s"
+    keys = f"Revokes its {row.keys} working key{plural} for ever." if row.keys else "No key works."
+    at = row.last_used_at
+    used = " It sent nothing." if at is None else f" Its last request came {at:%-d %b %Y %H:%M} UTC."
+    first = f" Archive its children first: {', '.join(children)}." if children else ""
+    return f"{keys}{used} Usage, charges and audit stay.{first}"
 
 
 def _tab(chosen: str, request: HttpRequest, row: Tenant, now: datetime) -> dict[str, Any]:

@@ -192,6 +192,11 @@ def tenant_initial(tenant: Tenant) -> dict[str, Any]:
     return {name: getattr(tenant, name) for name in names} | {"parent": tenant.parent}
 
 
+def copied_initial(tenant: Tenant) -> dict[str, Any]:
+    """What a new tenant takes from another one: everything but its names."""
+    return {name: value for name, value in tenant_initial(tenant).items() if name not in ("name", "version")}
+
+
 def key_initial(key: ApiKey) -> dict[str, Any]:
     names = (
         "name",

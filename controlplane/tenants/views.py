@@ -16,7 +16,7 @@ from controlplane.audit.forms import take_errors
 from controlplane.tenants import actions
 from controlplane.tenants.access import member_of, requires
 from controlplane.tenants.actions import Stale
-from controlplane.tenants.forms import TenantForm, tenant_initial
+from controlplane.tenants.forms import TenantForm, copied_initial, tenant_initial
 from controlplane.tenants.models import Tenant
 from controlplane.tenants.queries import tenant_for, visible_tenants
 from controlplane.tenants.review import (
@@ -68,7 +68,11 @@ def tenant_names(request: HttpRequest) -> HttpResponse:
 
 @requires("tenant.write")
 def tenant_new(request: HttpRequest) -> HttpResponse:
-    form = TenantForm(request.POST or None)
+    """A new tenant; `?like=SLUG` begins with what another one has."""
+    title, initial = "New tenant", {}
+    if like := request.GET.get("like"):
+        title, initial = f"New tenant like {like}", copied_initial(tenant_for(request.user, like))
+    form = TenantForm(request.POST or None, initial=initial)
     if request.method == "POST" and form.is_valid():
         if request.POST.get("edit") is None and confirmed(request):
             try:
@@ -91,7 +95,7 @@ def tenant_new(request: HttpRequest) -> HttpResponse:
                 back=reverse("tenants"),
                 back_label="Tenants",
             )
-    return _form_page(request, form, title="New tenant", back=reverse("tenants"), back_label="Tenants")
+    return _form_page(request, form, title=title, back=reverse("tenants"), back_label="Tenants")
 
 
 @requires("tenant.write")

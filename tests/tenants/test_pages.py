@@ -46,6 +46,19 @@ class TestTenantForms:
         assert client.post("/tenants/new/", {**form, "confirm": "1"}).url == "/tenants/globex/"
         assert Tenant.objects.get(slug="globex").classes == ["chat"]
 
+    def test_a_copy_begins_with_all_but_the_names(self, people, acme):
+        client = people["admin"]
+        Tenant.objects.filter(pk=acme.pk).update(weight=7, classes=["bulk"], cost_centre="CC-12", outage_posture="open")
+        page = client.get("/tenants/new/?like=acme").content.decode()
+        assert (
+            "New tenant like acme" in page
+            and "/tenants/new/?like=acme" in client.get("/tenants/acme/").content.decode()
+        )
+        assert 'value="7"' in page and 'value="CC-12"' in page and not re.search(r'name="(slug|name)" value=', page)
+        assert re.findall(r'value="(\w+)"[^>]* checked', page) == ["bulk"]
+        assert '<option value="open" selected' in page
+        assert client.get("/tenants/new/?like=nobody").status_code == 404
+
     def test_back_from_the_review_the_form_has_everything(self, people, acme):
         page = people["admin"].post("/tenants/new/", {**TENANT, "slug": "globex", "edit": "1"}).content.decode()
         assert 'value="globex"' in page and 'value="Acme Support"' in page
@@ -84,6 +97,12 @@ class TestTenantForms:
             assert people["admin"].get(f"/tenants/acme/{verb}/").status_code == 405
 
     def test_archive(self, people, acme, key):
+        child = factories.tenant("acme-lab", parent=acme)
+        asked = people["admin"].get("/tenants/acme/").content.decode()
+        assert "Revokes its 1 working key for ever. It sent nothing." in asked
+        assert "Archive its children first: acme-lab." in asked
+        Tenant.objects.filter(pk=child.pk).update(state="archived")
+        assert "children first" not in people["admin"].get("/tenants/acme/").content.decode()
         people["admin"].post("/tenants/acme/archive/", {"reason": "left"})
         assert Tenant.objects.get(slug="acme").state == "archived"
         assert ApiKey.objects.get().state == "revoked"
