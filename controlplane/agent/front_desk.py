@@ -78,7 +78,7 @@ class FrontDesk:
             exchange,
             parsed,
             key=key,
-            tenant=engine.registry.tenants.get(key.live.tenant_id) or _stranger(key),
+            tenant=engine.registry.tenants.get(key.live.tenant_id) or stranger(key),
             klass=engine.registry.classes.get(slug) or _unserved(slug),
             arrived_us=now_us,
         )
@@ -306,7 +306,7 @@ class FrontDesk:
         return True
 
 
-def _stranger(key: KeyEntry) -> TenantEntry:
+def stranger(key: KeyEntry) -> TenantEntry:
     """A tenant that this pool does not serve: it may use no class here."""
     return TenantEntry(
         TenantPolicy(

@@ -2,7 +2,7 @@
 
 from django.urls import path
 
-from controlplane.live import act_views, history, request_views, views
+from controlplane.live import act_views, history, key_check_views, request_views, views
 from controlplane.live.consumers import LiveConsumer
 
 urlpatterns = [
@@ -10,6 +10,7 @@ urlpatterns = [
     path("pools/<slug:slug>/", views.pool, name="pool"),
     path("pools/<slug:slug>/queue.csv", views.queue_csv, name="pool-queue-csv"),
     path("pools/<slug:slug>/stages.csv", views.stages_csv, name="pool-stages-csv"),
+    path("keys/<slug:public_id>/check/", key_check_views.check, name="key-check"),
     path("live/frames/", history.frames, name="live-frames"),
     path("acts/<int:entry_id>/", act_views.act, name="act"),
     path("acts/drain/<int:agent_id>/", act_views.drain, name="act-drain"),

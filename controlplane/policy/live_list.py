@@ -179,7 +179,7 @@ def _us(at: datetime | None) -> int | None:
     return None if at is None else round(at.timestamp() * 1_000_000)
 
 
-def _key_body(row: ApiKey) -> LiveKey:
+def key_body(row: ApiKey) -> LiveKey:
     hashes = [row.secret_hash] + ([row.previous_hash] if row.previous_hash else [])
     return LiveKey(
         number=row.live_number,
@@ -198,11 +198,11 @@ def _key_body(row: ApiKey) -> LiveKey:
     )
 
 
-def _tenant_body(row: Tenant) -> LiveTenant:
+def tenant_body(row: Tenant) -> LiveTenant:
     return LiveTenant(number=row.live_number, id=row.id, slug=row.slug, state=row.state)
 
 
-def _class_body(row: WorkloadClass) -> LiveClass:
+def class_body(row: WorkloadClass) -> LiveClass:
     return LiveClass(number=row.live_number, id=row.id, slug=row.slug, state=row.state)
 
 
@@ -214,18 +214,18 @@ def _freeze_body(row: Pool) -> LiveFreeze:
 
 
 KINDS = (
-    Kind("key", lambda: ApiKey.objects.all(), lambda: ApiKey.objects.all(), _key_body),
+    Kind("key", lambda: ApiKey.objects.all(), lambda: ApiKey.objects.all(), key_body),
     Kind(
         "tenant",
         lambda: Tenant.objects.all(),
         lambda: Tenant.objects.exclude(state=Tenant.State.ACTIVE),
-        _tenant_body,
+        tenant_body,
     ),
     Kind(
         "class",
         lambda: WorkloadClass.objects.all(),
         lambda: WorkloadClass.objects.exclude(state=WorkloadClass.State.ACTIVE),
-        _class_body,
+        class_body,
     ),
     Kind(
         "freeze",

@@ -13,7 +13,7 @@ from django.db import connection
 from controlplane.fleet.models import Agent
 from controlplane.policy.configuration import Configuration
 from controlplane.policy.models import Delivery, PolicyBundle, Revision, Rollout, SigningKey
-from controlplane.wire.policy import ClassPolicy, PoolPolicy, SignedPolicy
+from controlplane.wire.policy import ClassPolicy, PolicyDocument, PoolPolicy, SignedPolicy
 from controlplane.wire.signing import to_text
 from controlplane.wire.verification import Succession
 
@@ -84,6 +84,13 @@ def pool_terms(digests: Sequence[str]) -> dict[str, PoolTerms]:
         return {}
     rows = PolicyBundle.objects.filter(digest__in=digests).values_list("digest", "body")
     return {digest: _terms_decoder.decode(bytes(body)) for digest, body in rows}
+
+
+def document_in_force(pool_id: int) -> tuple[int, PolicyDocument] | None:
+    """The revision that all agents of a pool should run, and what it says; None where nothing was pushed."""
+    revision, digest = desired([pool_id]).get(pool_id, (0, ""))
+    body = PolicyBundle.objects.filter(pool_id=pool_id, digest=digest).values_list("body", flat=True).first()
+    return None if body is None else (revision, msgspec.json.decode(bytes(body), type=PolicyDocument))
 
 
 def desired_for(cursor: Any, agent_ids: Iterable[int]) -> dict[int, Desired]:

@@ -40,8 +40,12 @@ NEVER_LEFT_OUT = {
 }  # fmt: skip
 #: These stand in no page of the product.
 NOT_OURS = {"web/styleguide.html"}
-#: These stand in the middle of signing in, or need a passkey: `test_factors.py` and `test_sign_in_walk.py` send them.
-ELSEWHERE = {"access/second_factor.html", "access/confirm_passkey.html"}
+#: These stand in the middle of signing in, need a passkey or rows that were selected: `test_factors.py`,
+#: `test_sign_in_walk.py` and `tests/tenants/test_bulk_*.py` send them.
+ELSEWHERE = {
+    "access/second_factor.html", "access/confirm_passkey.html", "access/passkey_add.html",
+    "tenants/bulk_values.html", "tenants/bulk_review.html", "tenants/bulk_results.html",
+}  # fmt: skip
 PROVIDER = OpenIdProvider("work", "Work account", "https://10.0.0.1", "flexband", "secret")
 #: The form was read, and the address of the provider refused.
 NO_PROVIDER = {"openid_connect_login": {502}}
