@@ -20,7 +20,7 @@ from controlplane.budgets.models import Budget
 from controlplane.budgets.queries import ancestors, standings
 from controlplane.contracts.models import WorkloadClass
 from controlplane.core.admission import AdmissionDecision, Check, Decision, charge_bound_nanos, decide, explain_checks
-from controlplane.core.admission_snapshot import BudgetView, LeaseState, Snapshot
+from controlplane.core.admission_snapshot import BudgetView, Snapshot
 from controlplane.core.estimate import raw_gpu_us
 from controlplane.core.money import format_nanos
 from controlplane.core.period import to_us
@@ -200,9 +200,8 @@ class _World:
             snapshot.card, snapshot.prompt_bound_tokens, snapshot.max_output_tokens, 1, snapshot.stage_timeout_us
         )
         left_nanos, ends_at = self.left if self.left is not None else (bound, None)
-        state = LeaseState.HELD if left_nanos >= bound else LeaseState.EXHAUSTED
         ends_us = None if ends_at is None else to_us(ends_at)
-        return BudgetView(LeasePurse(max(0, left_nanos)), state, tenant.posture, window_ends_at_us=ends_us)
+        return BudgetView(LeasePurse(max(0, left_nanos)), posture=tenant.posture, window_ends_at_us=ends_us)
 
 
 def _served(said: AdmissionDecision, klass: ClassEntry) -> str:
