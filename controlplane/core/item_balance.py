@@ -36,4 +36,9 @@ def excess(own: Holding, others: Sequence[Holding]) -> int:
     if not any(2 * other.held * capacity < held * other.capacity for other in others):
         return 0
     more = own.held + -(held * own.capacity) // capacity
-    return more if more >= max(LEAST_ITEMS, own.held // 10) else 0
+    if more < max(LEAST_ITEMS, own.held // 10):
+        return 0
+    # What comes back is leased again in proportion to room, rounded up, and the giver may be the first to ask.
+    room = own.capacity - own.held + more
+    free = room + sum(max(0, other.capacity - other.held) for other in others)
+    return more if -(-more * room // free) < more else 0

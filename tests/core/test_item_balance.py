@@ -1,6 +1,6 @@
 """Giving back what another agent could run at once: everybody ends together, and nothing goes to and fro."""
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from controlplane.core.item_balance import Holding, excess
@@ -24,6 +24,7 @@ def test_who_holds_all_keeps_its_part_of_it():
     assert excess(Holding(60, 60), [Holding(20, 60)]) == 0, "it has half of its part: it is not without work soon"
     assert excess(Holding(30, 900), [Holding(0, 60)]) == 0, "two seconds of work are not handed over"
     assert excess(Holding(30, 60), [Holding(0, 6_000)]) == 29, "however fast the other is"
+    assert excess(Holding(5, 12), [Holding(0, 8)]) == 0, "it would take both of the two items again"
     assert excess(Holding(60, 60), []) == excess(Holding(60, 60), [Holding(0, 0)]) == 0
 
 
@@ -39,6 +40,7 @@ def test_nobody_is_left_with_less_than_its_part_and_nobody_short_gives(rows):
 
 
 @given(AGENTS)
+@example([(5, 7), (0, 8)])
 def test_after_a_few_reports_nobody_is_asked_again(rows):
     agents = holdings(rows)
     for _ in range(8):

@@ -82,7 +82,7 @@ def test_only_an_admin_rotates_and_everybody_sees_how_far_it_is(agent, people):
 def test_every_form_of_the_page_can_be_sent(agent, people):
     page = people["admin"].get(reverse("agent", args=[agent.pk])).content.decode()
     forms = [form.partition("</form>")[0] for form in page.split('<form method="post"')[1:]]
-    assert len(forms) >= 4
+    assert len(forms) >= 3
     assert [form[:40] for form in forms if 'name="csrfmiddlewaretoken"' not in form] == []
 
 
