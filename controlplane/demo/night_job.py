@@ -111,11 +111,16 @@ class NightJob:
         return max(1, round(tokens * self._rng.uniform(1 - VARIATION, 1 + VARIATION)))
 
     async def cancel(self) -> None:
-        """Ends what is under way; agents drop its items with their next report."""
-        if self._open is None:
+        """Ends what is under way; agents drop its items with their next report.
+
+        An order whose answer was still on its way has made a batch all the same: its key tells which.
+        """
+        if self._open is None and self._order is None:
             return
         try:
             async with asyncio.timeout(CANCEL_TIMEOUT_S):
+                if self._open is None:
+                    self._open = await self._submit()
                 await self._ask("POST", f"/v1/batches/{self._open}/cancel")
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             sys.stderr.write(f"night job not cancelled: {type(error).__name__} {error}\n")

@@ -81,6 +81,8 @@ def done(system: JobSystem) -> int:
 
 
 def unfinished(system: JobSystem) -> int:
+    """Once the database tells; it may have been the last one that was killed."""
+    wait_until(lambda: done(system) >= 0, "the database answers", UP_AGAIN_S)
     return FIRST_ITEMS + SECOND_ITEMS - done(system)
 
 
