@@ -37,6 +37,9 @@ class Batches:
             await asyncio.sleep(30)
         return web.json_response({"id": made})
 
+    async def look(self, request: web.Request) -> web.Response:
+        return web.json_response({"status": "in_progress"})
+
     async def cancel(self, request: web.Request) -> web.Response:
         self.cancelled.append(request.match_info["batch"])
         return web.json_response({})
@@ -49,7 +52,7 @@ async def test_a_stop_while_an_order_is_on_its_way_leaves_no_job_behind(answered
         batches.made["other"] = "batch-other"
     app.router.add_post("/v1/files", batches.files)
     app.router.add_post("/v1/batches", batches.order)
-    app.router.add_get("/v1/batches/{batch}", lambda request: asyncio.sleep(0, web.json_response({"status": "open"})))
+    app.router.add_get("/v1/batches/{batch}", batches.look)
     app.router.add_post("/v1/batches/{batch}/cancel", batches.cancel)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
