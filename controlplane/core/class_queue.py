@@ -174,7 +174,7 @@ class ClassQueue:
     def passes(self, request: QueuedRequest, now_us: int) -> None:
         """A request that starts as it arrives, while nothing of its class waits: as `push` and `dispatched`."""
         request.size_class = size_class_of(request.gpu_us, self.spec.size_bounds_gpu_us)
-        self._backlog_of(request).passed(request.arrival_us)
+        self._backlog_of(request).passed(request.arrival_us, now_us)
         tenant = self.fair.tenants.get(request.tenant)
         if tenant is None:
             tenant = self.fair.tenant(request.tenant, self._weights.get(request.tenant, 1))

@@ -78,9 +78,10 @@ class SizeClassQueue(Generic[R]):
         _append_in_order(self._lanes[request.size_class + 1], request)
         self.count += 1
 
-    def passed(self, arrival_us: int) -> None:
-        """A request that arrived then came and went at once."""
-        if arrival_us < self._oldest_us:
+    def passed(self, arrival_us: int, now_us: int) -> None:
+        """A request that arrived then came and went at once, the only one: what `push`, `head`, `remove` leave."""
+        aged = self._aging_us is not None and self._oldest_us < now_us - self._aging_us
+        if aged or arrival_us < self._oldest_us:
             self._oldest_us = arrival_us
 
     def push_back(self, request: R) -> None:
@@ -179,9 +180,10 @@ class DeadlineQueue(Generic[R]):
             self._oldest_us = request.arrival_us
         self.count += 1
 
-    def passed(self, arrival_us: int) -> None:
-        """A request that arrived then came and went at once."""
-        if arrival_us < self._oldest_us:
+    def passed(self, arrival_us: int, now_us: int) -> None:
+        """A request that arrived then came and went at once, the only one: what `push`, `head`, `remove` leave."""
+        aged = self._aging_us is not None and self._oldest_us < now_us - self._aging_us
+        if aged or arrival_us < self._oldest_us:
             self._oldest_us = arrival_us
 
     def push_back(self, request: R) -> None:
