@@ -121,3 +121,17 @@ def test_an_aged_request_is_overtaken_by_no_younger_one(operations, batch: bool,
             assert all(item.order >= head.order for item in aged)
             queue.remove(waiting.pop(head.id))
         assert len(queue) == len(waiting)
+
+
+@given(st.lists(st.tuples(st.integers(0, 300), st.integers(0, 200)), max_size=12), st.booleans())
+def test_one_that_passes_at_once_leaves_what_queueing_and_leaving_does(steps, sized: bool) -> None:
+    queued, passed = [SizeClassQueue(3, 100) if sized else DeadlineQueue(100) for _ in range(2)]
+    now = 0
+    for number, (later, waited) in enumerate(steps):
+        now += later
+        one = request(number, max(0, now - waited))
+        queued.push(one)
+        assert queued.head(now) is one
+        queued.remove(one)
+        passed.passed(one.arrival_us, now)
+        assert queued.ages_at_us(now) == passed.ages_at_us(now)
