@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Final
 
 from controlplane.core.money import format_nanos
@@ -27,6 +29,28 @@ LABELS: Final[dict[str, str]] = {
     "memory_kv_tokens": "KV memory now, tokens: what does not fit waits",
 }
 """By the names of `core.admission.CHECK_REASONS`."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckRow:
+    """One admission check in the order it was made; `first` marks the first that did not pass."""
+
+    number: int
+    name: str
+    value: str
+    limit: str
+    held: bool
+    first: bool
+
+
+def check_rows(checks: Iterable[tuple[str, str, str, bool]]) -> list[CheckRow]:
+    """Rows of an explanation: (name, value, limit, held) as agents write them."""
+    rows, failed = [], False
+    for number, (name, value, limit, held) in enumerate(checks, start=1):
+        first = not held and not failed
+        rows.append(CheckRow(number, label(name), readable(name, value), readable(name, limit), held, first))
+        failed = failed or not held
+    return rows
 
 
 def label(name: str) -> str:

@@ -6,20 +6,21 @@ budgets instead of one lease. Buckets of rates are full, as after a second witho
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
 from controlplane.agent.front_desk import stranger
 from controlplane.agent.policy_state import LiveList
+from controlplane.agent.refusal_log import check_row
 from controlplane.agent.registry import ClassEntry, KeyEntry, Registry, TenantEntry
 from controlplane.agent.rescheduling import build
 from controlplane.budgets.models import Budget
 from controlplane.budgets.queries import ancestors, standings
 from controlplane.contracts.models import WorkloadClass
-from controlplane.core.admission import AdmissionDecision, Check, Decision, charge_bound_nanos, decide, explain_checks
+from controlplane.core.admission import AdmissionDecision, Decision, charge_bound_nanos, decide, explain_checks
 from controlplane.core.admission_snapshot import BudgetView, Snapshot
 from controlplane.core.estimate import raw_gpu_us
 from controlplane.core.money import format_nanos
@@ -27,13 +28,13 @@ from controlplane.core.period import to_us
 from controlplane.core.pricing import charge_upper_bound_nanos
 from controlplane.core.reservations import ConcurrencyCounter, LeasePurse
 from controlplane.fleet.models import AgentLive, Pool
-from controlplane.live.check_labels import label, readable
+from controlplane.flex.band_now import FRESH
+from controlplane.live.check_labels import CheckRow, check_rows
 from controlplane.policy.live_list import class_body, key_body, tenant_body
 from controlplane.policy.queries import document_in_force
 from controlplane.tenants.models import ApiKey, Tenant
 from controlplane.wire.policy import PolicyDocument
 
-FRESH: Final = timedelta(seconds=10)
 WORDS: Final = {
     Decision.ADMIT: ("ok", "Admitted"),
     Decision.QUEUE: ("risk", "Queued"),
@@ -53,18 +54,6 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class CheckLine:
-    """One check as the page shows it; `first` marks the one that refuses."""
-
-    number: int
-    name: str
-    value: str | None
-    limit: str | None
-    held: bool
-    first: bool
-
-
-@dataclass(frozen=True, slots=True)
 class Answer:
     """What the agents of a pool would answer. `reported` False: none reported lately, so nothing is known of load."""
 
@@ -78,7 +67,7 @@ class Answer:
     wait_us: int | None
     charge_nanos: int
     served_class: str
-    checks: list[CheckLine]
+    checks: list[CheckRow]
 
     @property
     def told(self) -> str:
@@ -89,7 +78,7 @@ class Answer:
         """What a client would notice beside the answer."""
         found = [{"label": "Charged at most", "value": format_nanos(self.charge_nanos)}]
         if self.wait_us is not None:
-            found.append({"label": "Estimated wait, ms", "value": _number(self.wait_us / 1_000)})
+            found.append({"label": "Estimated wait, ms", "value": f"{self.wait_us / 1_000:g}"})
         if self.retry_after_s is not None:
             found.append({"label": "Retry-After, s", "value": str(self.retry_after_s)})
         return found
@@ -151,7 +140,7 @@ class _World:
         return Answer(
             pool, revision, bool(self.here), grade, word, "" if said.reason is None else said.reason.value,
             said.retry_after_s, said.estimated_wait_us, charge_bound_nanos(snapshot), _served(said, klass),
-            list(_lines(explain_checks(snapshot))),
+            check_rows((row.name, row.value, row.limit, row.held) for row in map(check_row, explain_checks(snapshot))),
         )  # fmt: skip
 
     def _snapshot(self, key: KeyEntry, tenant: TenantEntry, klass: ClassEntry, asked: Asked) -> Snapshot:
@@ -207,21 +196,6 @@ class _World:
 def _served(said: AdmissionDecision, klass: ClassEntry) -> str:
     served = said.served_snapshot
     return klass.policy.slug if served is None else served.workload_class.slug
-
-
-def _lines(checks: Sequence[Check]) -> Iterator[CheckLine]:
-    failed = False
-    for number, check in enumerate(checks, start=1):
-        value, limit = (None if given is None else _number(given) for given in (check.value, check.limit))
-        yield CheckLine(
-            number, label(check.name), value and readable(check.name, value), limit and readable(check.name, limit),
-            check.held, not check.held and not failed,
-        )  # fmt: skip
-        failed = failed or not check.held
-
-
-def _number(given: float | str) -> str:
-    return f"{given:g}" if isinstance(given, float) else str(given)
 
 
 def _live_list(key: ApiKey) -> LiveList:

@@ -14,7 +14,7 @@ from controlplane.core.reasons import BY_CODE, Outcome
 from controlplane.core.stage_stack import STAGES
 from controlplane.fleet.models import Agent, Pool, ServedModel, Slot
 from controlplane.ledger.queries import rate_cards
-from controlplane.live.check_labels import label, readable
+from controlplane.live.check_labels import CheckRow, check_rows
 from controlplane.live.stages import STAGE_FILLS, STAGE_NAMES
 from controlplane.tenants.models import ApiKey, Tenant
 from controlplane.usage.models import DecisionSample, UsageRecord
@@ -65,18 +65,6 @@ class Attempt:
     grade: str
     status: int
     charged: bool
-
-
-@dataclass(frozen=True, slots=True)
-class CheckRow:
-    """One admission check in the order it was made; `first` marks the first that did not pass."""
-
-    number: int
-    name: str
-    value: str
-    limit: str
-    held: bool
-    first: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,23 +310,11 @@ def _attempt(record: UsageRecord, first: datetime, names: _Names) -> Attempt:
 
 
 def _checks(sample: DecisionSample | None) -> list[CheckRow]:
-    rows, failed = [], False
-    for number, check in enumerate(sample.checks if sample is not None else (), start=1):
-        name, value, limit, held = check if isinstance(check, list) else (
-            check["name"], check["value"], check["limit"], check["held"],
-        )  # fmt: skip
-        rows.append(
-            CheckRow(
-                number,
-                label(name),
-                readable(name, str(value)),
-                readable(name, str(limit)),
-                held,
-                not held and not failed,
-            )
-        )
-        failed = failed or not held
-    return rows
+    told = [
+        check if isinstance(check, list) else (check["name"], check["value"], check["limit"], check["held"])
+        for check in (sample.checks if sample is not None else ())
+    ]
+    return check_rows((name, str(value), str(limit), held) for name, value, limit, held in told)
 
 
 def _decided(sample: DecisionSample | None, names: _Names) -> str:
