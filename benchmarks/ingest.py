@@ -56,6 +56,19 @@ START_WITHIN_S = 240.0
 
 
 @contextlib.contextmanager
+def benchmark_servers() -> Iterator[None]:
+    """PostgreSQL and Redis of the environment, or throwaway ones, in DATABASE_URL and REDIS_URL."""
+    with contextlib.ExitStack() as stack:
+        if "DATABASE_URL" not in os.environ or "REDIS_URL" not in os.environ:
+            from controlplane.embedded.throwaway import throwaway_servers
+
+            own = stack.enter_context(throwaway_servers())
+            os.environ.setdefault("DATABASE_URL", own.postgres.owner_dsn)
+            os.environ.setdefault("REDIS_URL", own.valkey.url)
+        yield
+
+
+@contextlib.contextmanager
 def benchmark_database() -> Iterator[str]:
     """The URL of an empty database, dropped afterwards."""
     with contextlib.ExitStack() as stack:

@@ -33,7 +33,7 @@ from typing import Any
 
 import psutil
 
-from benchmarks.ingest import ROOT, START_WITHIN_S, Server, benchmark_database, free_port, server
+from benchmarks.ingest import ROOT, START_WITHIN_S, Server, benchmark_database, benchmark_servers, free_port, server
 from benchmarks.live_clients import CONNECT_WITHIN_S, STAMP_BASE
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.config.settings")
@@ -75,7 +75,7 @@ def main() -> int:
         raise SystemExit(f"{many:,} viewers need more than {files:,} open files: raise `ulimit -Hn`")
     resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
     with contextlib.ExitStack() as stack:
-        _servers(stack)
+        stack.enter_context(benchmark_servers())
         os.environ |= {
             "DATABASE_URL": stack.enter_context(benchmark_database()),
             "FLEXBAND_SIGNING_KEYS": stack.enter_context(tempfile.TemporaryDirectory()),
@@ -91,16 +91,6 @@ def main() -> int:
     if options.json:
         options.json.write_text(json.dumps(table, indent=1))
     return 0 if all(table["goals"].values()) else 1
-
-
-def _servers(stack: contextlib.ExitStack) -> None:
-    """PostgreSQL and Redis of the environment, or throwaway ones."""
-    if "DATABASE_URL" not in os.environ or "REDIS_URL" not in os.environ:
-        from controlplane.embedded.throwaway import throwaway_servers
-
-        own = stack.enter_context(throwaway_servers())
-        os.environ.setdefault("DATABASE_URL", own.postgres.owner_dsn)
-        os.environ.setdefault("REDIS_URL", own.valkey.url)
 
 
 def sessions(count: int) -> list[str]:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from benchmarks.ingest import benchmark_database
+from benchmarks.ingest import benchmark_database, benchmark_servers
 
 GOAL_MS = 200.0
 TENANTS, KEYS = 10_000, 100_000
@@ -57,7 +57,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     part = QUICK_PART if options.quick else 1
-    with servers(), benchmark_database() as url:
+    with benchmark_servers(), benchmark_database() as url:
         os.environ |= {
             "DATABASE_URL": url,
             "FLEXBAND_AS_OWNER": "true",
@@ -76,19 +76,6 @@ def main() -> int:
     if options.json:
         options.json.write_text(json.dumps(table, indent=2))
     return 1 if table["missed"] else 0
-
-
-@contextlib.contextmanager
-def servers() -> Any:
-    """PostgreSQL and Valkey of the environment, else throwaway ones: sessions and live figures lie in the second."""
-    if "DATABASE_URL" in os.environ:
-        yield
-        return
-    from controlplane.embedded.throwaway import throwaway_servers
-
-    with throwaway_servers() as made:
-        os.environ |= {"DATABASE_URL": made.postgres.owner_dsn, "REDIS_URL": made.valkey.url}
-        yield
 
 
 def measure(tenants: int, keys: int, rounds: int, only: str) -> dict[str, Any]:

@@ -35,7 +35,7 @@ from pathlib import Path
 import psutil
 import uvloop
 
-from benchmarks.ingest import ROOT, START_WITHIN_S, Server, benchmark_database, server
+from benchmarks.ingest import ROOT, START_WITHIN_S, Server, benchmark_database, benchmark_servers, server
 
 GOAL_S, GOAL_S_BEYOND_1000 = 2.0, 3.0
 ACKED_SHARE = 0.999
@@ -58,12 +58,12 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     with contextlib.ExitStack() as stack:
-        redis_url = _redis(stack)
+        stack.enter_context(benchmark_servers())
+        redis_url = os.environ["REDIS_URL"]
         database_url = stack.enter_context(benchmark_database())
         keys = stack.enter_context(tempfile.TemporaryDirectory())
         os.environ |= {
             "DATABASE_URL": database_url,
-            "REDIS_URL": redis_url,
             "CELERY_BROKER_URL": redis_url,
             "FLEXBAND_SIGNING_KEYS": keys,
             "FLEXBAND_AS_OWNER": "true",
@@ -96,17 +96,6 @@ def sharing(agents: int, files: int) -> tuple[int, int]:
             raise SystemExit(f"{agents:,} agents need more than {files:,} open files: raise `ulimit -n`")
     # Each agent of the peer has a connection to its broker and one to its web server, beside ours that stay open.
     return per_broker, max(1, min(agents, (room - agents) // 2, BROKER_CLIENTS_MOST))
-
-
-def _redis(stack: contextlib.ExitStack) -> str:
-    given = os.environ.get("REDIS_URL")
-    if given:
-        return given
-    from controlplane.embedded.throwaway import throwaway_servers
-
-    servers = stack.enter_context(throwaway_servers())
-    os.environ.setdefault("DATABASE_URL", servers.postgres.owner_dsn)
-    return servers.valkey.url
 
 
 @contextlib.contextmanager
