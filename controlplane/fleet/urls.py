@@ -16,8 +16,6 @@ urlpatterns = [
     path("agents/enrol/", views.agent_enrol, name="agent-enrol"),
     path("agents/<int:agent_id>/", views.agent, name="agent"),
     path("agents/<int:agent_id>/approve/", views.agent_approve, name="agent-approve"),
-    path("agents/<int:agent_id>/drain/", views.agent_drain, name="agent-drain"),
-    path("agents/<int:agent_id>/undrain/", views.agent_undrain, name="agent-undrain"),
     path("agents/<int:agent_id>/rotate-key/", views.agent_rotate_key, name="agent-rotate-key"),
     path("agents/<int:agent_id>/retire/", views.agent_retire, name="agent-retire"),
 ]

@@ -356,20 +356,6 @@ def agent_approve(request: HttpRequest, agent_id: int) -> HttpResponse:
 
 
 @require_POST
-@requires("agent.drain")
-def agent_drain(request: HttpRequest, agent_id: int) -> HttpResponse:
-    said = "Requested: {} takes nothing new from its next report on and finishes what it has."
-    return _agent_action(request, agent_id, said, actions.request_drain, reason=reason_of(request))
-
-
-@require_POST
-@requires("agent.drain")
-def agent_undrain(request: HttpRequest, agent_id: int) -> HttpResponse:
-    said = "Requested: {} serves again from its next report on."
-    return _agent_action(request, agent_id, said, actions.cancel_drain, reason=reason_of(request))
-
-
-@require_POST
 @requires("agent.rotate_key")
 def agent_rotate_key(request: HttpRequest, agent_id: int) -> HttpResponse:
     said = "Requested: {} makes a new key with its next report; the old one is refused from its first report with it."

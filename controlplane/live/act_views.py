@@ -25,27 +25,23 @@ from controlplane.tenants.queries import tenant_for
 
 @requires("live.read", write="agent.drain")
 def drain(request: HttpRequest, agent_id: int) -> HttpResponse:
-    return _agent(
-        request, agent_id, title="Drain", text="It finishes what it has; its slots stay part of the pool.",
-        done="Requested: it takes nothing new from its next report on.", button="button-danger",
-    )  # fmt: skip
+    return _agent(request, agent_id, drains=True)
 
 
 @requires("live.read", write="agent.drain")
 def undrain(request: HttpRequest, agent_id: int) -> HttpResponse:
-    return _agent(
-        request, agent_id, title="Serve again:", text="It takes requests again.",
-        done="Requested: it serves again from its next report on.", button="button-primary",
-    )  # fmt: skip
+    return _agent(request, agent_id, drains=False)
 
 
-def _agent(request: HttpRequest, agent_id: int, *, title: str, text: str, done: str, button: str) -> HttpResponse:
-    row, drains = agent_for(agent_id), title == "Drain"
+def _agent(request: HttpRequest, agent_id: int, *, drains: bool) -> HttpResponse:
+    row = agent_for(agent_id)
     act = Act(
-        title=f"{title} {row.name}",
-        text=text,
+        title=f"Drain {row.name}" if drains else f"Serve again: {row.name}",
+        text="It finishes what it has; its slots stay part of the pool." if drains else "It takes requests again.",
         verb=f"Drain {row.name}" if drains else "Serve again",
-        done=done,
+        done="Requested: it takes nothing new from its next report on."
+        if drains
+        else "Requested: it serves again from its next report on.",
         permission="agent.drain",
         noun="agent",
         object_id=str(row.pk),
@@ -53,7 +49,7 @@ def _agent(request: HttpRequest, agent_id: int, *, title: str, text: str, done: 
         back=reverse("agent", args=[row.pk]),
         back_label=row.name,
         nav_section="pools",
-        button=button,
+        button="button-danger" if drains else "button-primary",
     )
 
     def do(form: ReasonForm, effect: Effect, now: datetime) -> None:

@@ -1,6 +1,5 @@
 """Pages that create and change tenants. The list and a tenant's own page are in `budgets`, which knows their money."""
 
-from datetime import datetime
 from typing import Any
 
 from django.contrib import messages
@@ -144,39 +143,20 @@ def tenant_edit(request: HttpRequest, slug: str) -> HttpResponse:
 
 
 @require_POST
-@requires("tenant.suspend")
-def tenant_suspend(request: HttpRequest, slug: str) -> HttpResponse:
-    said = f"Suspended {slug}: agents refuse its new requests within seconds. What runs is finished."
-    return _state_change(request, slug, actions.suspend_tenant, said)
-
-
-@require_POST
-@requires("tenant.suspend")
-def tenant_resume(request: HttpRequest, slug: str) -> HttpResponse:
-    return _state_change(request, slug, actions.resume_tenant, f"Resumed {slug}: agents take its requests again.")
-
-
-@require_POST
 @requires("tenant.write")
 def tenant_archive(request: HttpRequest, slug: str) -> HttpResponse:
     tenant = tenant_for(request.user, slug)
-
-    def archive(*, tenant_id: int, reason: str, actor: Any, now: datetime) -> Tenant:
-        return actions.archive_tenant(tenant_id=tenant_id, version=tenant.version, reason=reason, actor=actor, now=now)
-
-    return _state_change(request, slug, archive, f"Archived {slug} and revoked its keys.")
-
-
-def _state_change(request: HttpRequest, slug: str, action: Any, said: str) -> HttpResponse:
-    tenant = tenant_for(request.user, slug)
     try:
-        action(tenant_id=tenant.pk, reason=reason_of(request), actor=actor_of(request), now=timezone.now())
+        actions.archive_tenant(
+            tenant_id=tenant.pk, version=tenant.version, reason=reason_of(request), actor=actor_of(request),
+            now=timezone.now(),
+        )  # fmt: skip
     except ValidationError as error:
         messages.error(request, " ".join(error.messages))
     except Stale:
         messages.error(request, f"Somebody changed {slug} at the same moment: look at it and decide again.")
     else:
-        messages.success(request, said)
+        messages.success(request, f"Archived {slug} and revoked its keys.")
     return redirect("tenant", slug=slug)
 
 

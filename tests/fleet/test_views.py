@@ -188,7 +188,7 @@ def test_the_secret_of_a_token_is_shown_once_with_the_command_to_copy(fleet, peo
 def test_on_call_drains_and_only_an_admin_retires(fleet, people):
     agent = factories.agent(fleet)
     oncall = people["oncall"]
-    assert oncall.post(reverse("agent-drain", args=[agent.pk]), {"reason": "kernel"}).status_code == 302
+    assert oncall.post(reverse("act-drain", args=[agent.pk]), {"reason": "kernel"}).status_code == 302
     assert Agent.objects.get().drain_requested_at is not None
     assert "Serve again" in text(oncall.get(reverse("agent", args=[agent.pk])))
     assert oncall.post(reverse("agent-retire", args=[agent.pk]), {"reason": "x"}).status_code == 403

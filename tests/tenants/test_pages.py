@@ -85,16 +85,20 @@ class TestTenantForms:
 
     def test_suspend_and_resume(self, people, acme):
         client = people["oncall"]
-        assert "Say why" in client.post("/tenants/acme/suspend/", {}, follow=True).content.decode()
-        client.post("/tenants/acme/suspend/", {"reason": "flood"})
+        assert "Enter a reason" in client.post("/acts/suspend/acme/", {}, follow=True).content.decode()
+        assert Tenant.objects.get(slug="acme").state == "active"
+        client.post("/acts/suspend/acme/", {"reason": "flood"})
         page = client.get("/tenants/acme/").content.decode()
         assert "Suspended" in page and "flood" in page
-        client.post("/tenants/acme/resume/", {"reason": "calm"})
+        client.post("/acts/resume/acme/", {"reason": "calm"})
         assert Tenant.objects.get(slug="acme").state == "active"
 
     def test_a_get_changes_nothing(self, people, acme):
-        for verb in ("suspend", "resume", "archive"):
-            assert people["admin"].get(f"/tenants/acme/{verb}/").status_code == 405
+        assert people["admin"].get("/tenants/acme/archive/").status_code == 405
+        for verb in ("suspend", "resume"):
+            assert people["admin"].get(f"/acts/{verb}/acme/").status_code == 200
+        assert Tenant.objects.get(slug="acme").state == "active"
+        assert not AuditEntry.objects.filter(object_id="acme").exists()
 
     def test_archive(self, people, acme, key):
         child = factories.tenant("acme-lab", parent=acme)
@@ -103,6 +107,7 @@ class TestTenantForms:
         assert "Archive its children first: acme-lab." in asked
         Tenant.objects.filter(pk=child.pk).update(state="archived")
         assert "children first" not in people["admin"].get("/tenants/acme/").content.decode()
+        assert "Say why" in people["admin"].post("/tenants/acme/archive/", {}, follow=True).content.decode()
         people["admin"].post("/tenants/acme/archive/", {"reason": "left"})
         assert Tenant.objects.get(slug="acme").state == "archived"
         assert ApiKey.objects.get().state == "revoked"
