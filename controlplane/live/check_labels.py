@@ -33,23 +33,23 @@ LABELS: Final[dict[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class CheckRow:
-    """One admission check in the order it was made; `first` marks the first that did not pass."""
+    """One admission check in the order it was made; `first` marks the first that did not pass. `held` None: unknown."""
 
     number: int
     name: str
     value: str
     limit: str
-    held: bool
+    held: bool | None
     first: bool
 
 
-def check_rows(checks: Iterable[tuple[str, str, str, bool]]) -> list[CheckRow]:
+def check_rows(checks: Iterable[tuple[str, str, str, bool | None]]) -> list[CheckRow]:
     """Rows of an explanation: (name, value, limit, held) as agents write them."""
     rows, failed = [], False
     for number, (name, value, limit, held) in enumerate(checks, start=1):
-        first = not held and not failed
+        first = held is False and not failed
         rows.append(CheckRow(number, label(name), readable(name, value), readable(name, limit), held, first))
-        failed = failed or not held
+        failed = failed or held is False
     return rows
 
 

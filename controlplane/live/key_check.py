@@ -34,7 +34,11 @@ from controlplane.policy.live_list import class_body, key_body, tenant_body
 from controlplane.policy.queries import document_in_force
 from controlplane.tenants.models import ApiKey, Tenant
 from controlplane.wire.policy import PolicyDocument
+from controlplane.wire.report import Check
 
+OF_LOAD: Final = frozenset(
+    {"tenant_concurrency", "key_concurrency", "queue_depth", "queue_wait_ms", "memory_kv_tokens"}
+)
 WORDS: Final = {
     Decision.ADMIT: ("ok", "Admitted"),
     Decision.QUEUE: ("risk", "Queued"),
@@ -137,11 +141,18 @@ class _World:
         lower = None if fallback is None else self.registry.classes.get(fallback)
         said = decide(snapshot, lambda: None if lower is None else self._snapshot(entry, tenant, lower, asked))
         grade, word = WORDS[said.decision]
+        if not self.here and said.decision is not Decision.REJECT:
+            grade, word = "unknown", f"{word} if nothing runs"
         return Answer(
             pool, revision, bool(self.here), grade, word, "" if said.reason is None else said.reason.value,
             said.retry_after_s, said.estimated_wait_us, charge_bound_nanos(snapshot), _served(said, klass),
-            check_rows((row.name, row.value, row.limit, row.held) for row in map(check_row, explain_checks(snapshot))),
+            check_rows(self._told(check_row(check)) for check in explain_checks(snapshot)),
         )  # fmt: skip
+
+    def _told(self, check: Check) -> tuple[str, str, str, bool | None]:
+        """What depends on load is unknown while no agent of the pool tells of it."""
+        unknown = not self.here and check.name in OF_LOAD
+        return check.name, "" if unknown else check.value, check.limit, None if unknown else check.held
 
     def _snapshot(self, key: KeyEntry, tenant: TenantEntry, klass: ClassEntry, asked: Asked) -> Snapshot:
         registry, policy = self.registry, klass.policy

@@ -69,7 +69,7 @@ def answer(world, asked: Asked = ASKED):
 def refused(found) -> str:
     """The reason, and that the check that the page marks is the first that did not hold."""
     assert (found.grade, found.word) == ("bad", "Refused")
-    assert next(check for check in found.checks if not check.held).first
+    assert next(check for check in found.checks if check.held is False).first
     return found.reason
 
 
@@ -79,10 +79,15 @@ def test_without_policy_in_force_no_pool_answers(world):
 
 def test_a_request_that_nothing_speaks_against_is_admitted_with_its_charge(serving):
     found = answer(serving)
-    assert (found.word, found.reason, found.reported) == ("Admitted", "", False)
-    assert all(check.held for check in found.checks) and found.charge_nanos > 500 * 1_400 + 200 * 4_400 - 1
+    assert (found.grade, found.word, found.reason) == ("unknown", "Admitted if nothing runs", "")
+    unknown = [(check.name, check.value) for check in found.checks if check.held is None]
+    assert ("Queue depth", "") in unknown and len(unknown) == 5, "no figure stands for what nobody reported"
+    assert not any(check.held is False for check in found.checks) and not found.reported
+    assert found.charge_nanos > 500 * 1_400 + 200 * 4_400 - 1
     say(Agent.objects.get(), serving)
-    assert answer(serving).reported
+    found = answer(serving)
+    assert (found.grade, found.word, found.reason, found.reported) == ("ok", "Admitted", "", True)
+    assert all(check.held for check in found.checks)
     say(Agent.objects.get(), serving, ago_s=60)
     assert not answer(serving).reported, "what is old is not known"
 
