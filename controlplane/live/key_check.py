@@ -36,9 +36,7 @@ from controlplane.tenants.models import ApiKey, Tenant
 from controlplane.wire.policy import PolicyDocument
 from controlplane.wire.report import Check
 
-OF_LOAD: Final = frozenset(
-    {"tenant_concurrency", "key_concurrency", "queue_depth", "queue_wait_ms", "memory_kv_tokens"}
-)
+OF_LOAD: Final = frozenset({"tenant_concurrency", "queue_depth", "queue_wait_ms", "memory_kv_tokens"})
 WORDS: Final = {
     Decision.ADMIT: ("ok", "Admitted"),
     Decision.QUEUE: ("risk", "Queued"),
@@ -145,13 +143,15 @@ class _World:
             grade, word = "unknown", f"{word} if nothing runs"
         return Answer(
             pool, revision, bool(self.here), grade, word, "" if said.reason is None else said.reason.value,
-            said.retry_after_s, said.estimated_wait_us, charge_bound_nanos(snapshot), _served(said, klass),
+            said.retry_after_s, said.estimated_wait_us if self.here else None, charge_bound_nanos(snapshot),
+            _served(said, klass),
             check_rows(self._told(check_row(check)) for check in explain_checks(snapshot)),
         )  # fmt: skip
 
     def _told(self, check: Check) -> tuple[str, str, str, bool | None]:
-        """What depends on load is unknown while no agent of the pool tells of it."""
-        unknown = not self.here and check.name in OF_LOAD
+        """What depends on load is unknown while no agent of the pool tells of it; of single keys none ever tells."""
+        unknown = check.name in OF_LOAD and not self.here
+        unknown = unknown or (check.name == "key_concurrency" and check.limit != "")
         return check.name, "" if unknown else check.value, check.limit, None if unknown else check.held
 
     def _snapshot(self, key: KeyEntry, tenant: TenantEntry, klass: ClassEntry, asked: Asked) -> Snapshot:

@@ -81,7 +81,7 @@ def test_a_request_that_nothing_speaks_against_is_admitted_with_its_charge(servi
     found = answer(serving)
     assert (found.grade, found.word, found.reason) == ("unknown", "Admitted if nothing runs", "")
     unknown = [(check.name, check.value) for check in found.checks if check.held is None]
-    assert ("Queue depth", "") in unknown and len(unknown) == 5, "no figure stands for what nobody reported"
+    assert ("Queue depth", "") in unknown and len(unknown) == 4, "no figure stands for what nobody reported"
     assert not any(check.held is False for check in found.checks) and not found.reported
     assert found.charge_nanos > 500 * 1_400 + 200 * 4_400 - 1
     say(Agent.objects.get(), serving)
@@ -128,6 +128,12 @@ def test_limits_count_what_every_agent_reported(serving):
     assert answer(serving).word == "Admitted"
     say(Agent.objects.get(), serving, running=3, depth=1)
     assert refused(answer(serving)) == "concurrency_limit"
+
+
+def test_how_many_requests_of_a_key_run_is_not_known(serving):
+    say(Agent.objects.get(), serving)
+    ApiKey.objects.filter(pk=serving.key.pk).update(max_concurrency=2)
+    assert [check.held for check in answer(serving).checks if check.name.startswith("Key’s requests running")] == [None]
 
 
 def test_the_queue_is_what_agents_reported(serving):
