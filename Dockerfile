@@ -13,4 +13,4 @@ RUN useradd --system --create-home --home-dir /var/lib/flexband flexband
 RUN install -d -o flexband -g flexband /var/lib/flexband/job-files
 USER flexband
 EXPOSE 8000
-CMD ["python", "-m", "uvicorn", "controlplane.config.asgi:application", "--http", "controlplane.config.asgi:HttpProtocol", "--host", "0.0.0.0", "--port", "8000", "--ws", "websockets-sansio", "--no-access-log"]
+CMD ["python", "-m", "uvicorn", "controlplane.config.asgi:application", "--http", "controlplane.config.asgi:HttpProtocol", "--host", "0.0.0.0", "--port", "8000", "--ws", "controlplane.config.asgi:WebSocketProtocol", "--no-access-log"]

@@ -9,7 +9,8 @@ import sys
 
 COMPILED_TOO = {"core", "agent", "lab"}
 """What runs compiled where there is a compiler: it compiles first, a minute or two."""
-BENCHMARKS = ("ingest", "policy_push", "controller", "core", "agent", "jobs", "money", "ledger", "lab", "live", "pages")
+BENCHMARKS = ("ingest", "policy_push", "controller", "core", "agent", "jobs", "money", "ledger", "lab", "live", "pages",
+              "browser")  # fmt: skip
 
 
 def main(arguments: list[str]) -> int:

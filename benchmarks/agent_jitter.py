@@ -22,6 +22,7 @@ import msgspec
 import uvloop
 
 from benchmarks.agent_client import Load, percentile_ms, requests_of
+from benchmarks.agent_servers import cpu_of
 
 SO_TIMESTAMPNS = 35
 TIMESPEC = struct.Struct("@qq")
@@ -38,6 +39,8 @@ class Streams(msgspec.Struct):
     watched: int = 200
     seconds: float = 10.0
     keys: int = 1_000
+    pids: list[int] = []
+    """Processes of the server: what they took of their core in those seconds is told."""
 
 
 class Reader(asyncio.Protocol):
@@ -123,9 +126,11 @@ async def main(streams: Streams) -> None:
         if behind_s > 0:
             await asyncio.sleep(behind_s)
     await asyncio.sleep(1.0)
-    Watched.counting, events, at_s = True, Reader.events + Watched.events, time.perf_counter()
+    cpu, events, at_s = cpu_of(streams.pids), Reader.events + Watched.events, time.perf_counter()
+    Watched.counting = True
     await asyncio.sleep(streams.seconds)
     seconds = time.perf_counter() - at_s
+    took = cpu_of(streams.pids).since(cpu)
     Watched.counting = False
     told = {
         "streams": streams.streams,
@@ -136,6 +141,8 @@ async def main(streams: Streams) -> None:
         "stay_p50_ms": percentile_ms(Watched.stays_s, 0.5),
         "stay_p99_ms": percentile_ms(Watched.stays_s, 0.99),
         "stay_max_ms": percentile_ms(Watched.stays_s, 1.0),
+        "busy": took.all_s / seconds,
+        "in_kernel": took.kernel_s / max(1e-9, took.all_s),
         "client_cpu_s": time.process_time(),
     }
     for one in watched:

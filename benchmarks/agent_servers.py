@@ -68,8 +68,11 @@ class Server:
 
     def cpu_s(self) -> float:
         """CPU seconds of the process and its children so far."""
-        process = psutil.Process(self.pid)
-        return sum(_cpu_s(one.pid) for one in (process, *process.children(recursive=True)))
+        return cpu_of(self.pids()).all_s
+
+    def pids(self) -> list[int]:
+        """The process and its children."""
+        return [self.pid, *(one.pid for one in psutil.Process(self.pid).children(recursive=True))]
 
     def waited_s(self) -> float:
         """Seconds in which its main thread could have run and another process had the core; 0 where nobody counts."""
@@ -81,11 +84,29 @@ class Server:
         return int(psutil.Process(self.pid).memory_info().rss // 1024)
 
 
-def _cpu_s(pid: int) -> float:
-    with contextlib.suppress(OSError):
-        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-        return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
-    return 0.0
+@dataclass(frozen=True)
+class Cpu:
+    """CPU seconds of some processes."""
+
+    user_s: float = 0.0
+    kernel_s: float = 0.0
+
+    @property
+    def all_s(self) -> float:
+        return self.user_s + self.kernel_s
+
+    def since(self, before: Cpu) -> Cpu:
+        return Cpu(self.user_s - before.user_s, self.kernel_s - before.kernel_s)
+
+
+def cpu_of(pids: list[int]) -> Cpu:
+    """CPU seconds of processes so far; one that has ended counts nothing."""
+    user, kernel = 0, 0
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+            user, kernel = user + int(fields[11]), kernel + int(fields[12])
+    return Cpu(user / TICKS_PER_S, kernel / TICKS_PER_S)
 
 
 @contextlib.contextmanager

@@ -35,7 +35,7 @@ def request_bytes(method: str, path: str, body: bytes, headers: dict[str, str]) 
     return ("\r\n".join(lines) + "\r\n\r\n").encode() + body
 
 
-class _Connection(asyncio.Protocol):
+class Connection(asyncio.Protocol):
     """Sends its requests in order, each when the one before was answered; the first failure ends it."""
 
     def __init__(self, requests: Sequence[bytes], load: Load) -> None:
@@ -55,7 +55,14 @@ class _Connection(asyncio.Protocol):
             self._end()
             return
         self._began = time.perf_counter()
-        self._transport.write(request)
+        self._transport.write(self.as_sent(request))
+
+    def as_sent(self, request: bytes) -> bytes:
+        """The request with what the answers so far change about it."""
+        return request
+
+    def note(self, answer: bytes) -> None:
+        """Looks at a good answer, head and body."""
 
     def data_received(self, data: bytes) -> None:
         received = self._received = self._received + data if self._received else data
@@ -71,6 +78,7 @@ class _Connection(asyncio.Protocol):
         self._load.latencies_ms.append((time.perf_counter() - self._began) * 1000)
         self._received, self._wanted = b"", 0
         if received.startswith(_GOOD):
+            self.note(received)
             self.send()
         else:
             head, _, body = received.partition(b"\r\n\r\n")
@@ -88,11 +96,11 @@ class _Connection(asyncio.Protocol):
         self._transport.close()
 
 
-async def _run(port: int, per_connection: Sequence[Sequence[bytes]], timeout_s: float) -> Load:
+async def _run(port: int, per_connection: Sequence[Sequence[bytes]], timeout_s: float, kind: type[Connection]) -> Load:
     load, loop = Load(0.0), asyncio.get_running_loop()
     connections = []
     for requests in per_connection:
-        _, connection = await loop.create_connection(lambda given=requests: _Connection(given, load), "127.0.0.1", port)
+        _, connection = await loop.create_connection(lambda given=requests: kind(given, load), "127.0.0.1", port)
         connections.append(connection)
     await asyncio.sleep(0.3)
     began = time.perf_counter()
@@ -103,7 +111,13 @@ async def _run(port: int, per_connection: Sequence[Sequence[bytes]], timeout_s: 
     return load
 
 
-def run_load(port: int, per_connection: Sequence[Sequence[bytes]], *, timeout_s: float = 600.0) -> Load:
+def run_load(
+    port: int,
+    per_connection: Sequence[Sequence[bytes]],
+    *,
+    timeout_s: float = 600.0,
+    kind: type[Connection] = Connection,
+) -> Load:
     """Sends every connection's requests in order, all connections at once; the time runs from the first to the last."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_run(port, per_connection, timeout_s))
+        return runner.run(_run(port, per_connection, timeout_s, kind))

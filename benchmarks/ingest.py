@@ -30,6 +30,13 @@ RECORDS = 200
 HTTP = ("--http", "benchmarks.ingest_server:HttpProtocol")
 """As the web process is started, see docs/operate.md."""
 SMALL_AGENTS, SMALL_RECORDS = 1_000, 10
+SMALL_GOAL = 25.0
+"""Multiple of the peer."""
+SIGNATURES = 2_000
+PEER_CLIENTS = 8
+PEER_THREADS = PEER_CLIENTS
+"""Of the second peer. The first has one, as a worker of a WSGI server has unless it is told otherwise; the goals are
+multiples of that one."""
 
 
 @dataclass(frozen=True)
@@ -46,13 +53,25 @@ GOALS = (
     Goal("json_to_copy", "P1 JSON / COPY BINARY", 0.30),
     Goal("packed_to_peer", "P2 packed / DRF peer", 70.0),
     Goal("json_to_peer", "P2 JSON / DRF peer", 40.0),
-    Goal("small_to_peer", "P3 1,000 x 10 packed / DRF peer", 25.0),
-    Goal("small_to_asgi", "P3 1,000 x 10 packed / the same through ASGI", 1.8),
+    Goal("small_to_peer", "P3 1,000 x 10 packed / DRF peer", SMALL_GOAL),
+    Goal("small_to_eager", "P3 1,000 x 10 packed / through ASGI, each validated", 1.8),
     Goal("rollups", "P4 packed with rollups / without", 0.65),
 )
+BESIDE = {
+    "packed_to_threads": f"packed / DRF peer with {PEER_THREADS} threads",
+    "json_to_threads": f"JSON / DRF peer with {PEER_THREADS} threads",
+    "small_to_threads": f"1,000 x 10 packed / DRF peer with {PEER_THREADS} threads",
+    "small_to_asgi": "1,000 x 10 packed / through ASGI, validated together",
+    "copy_to_peer": "limit: COPY BINARY / DRF peer, above which no path comes",
+}
+"""Ratios without a goal."""
+PEER_IS = f"""The DRF peer: a ModelSerializer(many=True) of our 37 columns and bulk_create(ignore_conflicts) by a unique
+request id; no middleware, authentication, signature or rollups. granian, one worker of one thread (a second one of
+{PEER_THREADS} for comparison); {PEER_CLIENTS} clients, each sends {RECORDS} records of JSON once it was answered."""
 ROOT = Path(__file__).resolve().parent.parent
 # A start is not what is measured; a machine with much else to do may take minutes for it.
 START_WITHIN_S = 240.0
+DROP_WITHIN_S = 120.0
 
 
 @contextlib.contextmanager
@@ -69,32 +88,51 @@ def benchmark_servers() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def benchmark_database() -> Iterator[str]:
-    """The URL of an empty database, dropped afterwards."""
+def benchmark_database(*, durable: bool = False) -> Iterator[str]:
+    """The URL of an empty database, dropped afterwards; on a throwaway server commits reach the disk if `durable`."""
     with contextlib.ExitStack() as stack:
-        url = os.environ.get("DATABASE_URL")
+        url = own = os.environ.get("DATABASE_URL")
         if url is None:
             from controlplane.embedded.throwaway import throwaway_servers
 
-            url = stack.enter_context(throwaway_servers()).postgres.owner_dsn
+            url = stack.enter_context(throwaway_servers(durable=durable)).postgres.owner_dsn
         name = f"flexband_benchmark_{os.getpid()}"
         with psycopg.connect(url, autocommit=True) as server:
             server.execute(f"CREATE DATABASE {name}")
         try:
             yield urlunsplit(urlsplit(url)._replace(path=f"/{name}"))
         finally:
-            with psycopg.connect(url, autocommit=True) as server:
-                _drop(server, name)
+            if own is not None:  # a throwaway server goes with all it holds
+                with psycopg.connect(url, autocommit=True) as server:
+                    _drop(server, name)
+
+
+@contextlib.contextmanager
+def benchmark_django(*, durable: bool = False, **settings: str) -> Iterator[str]:
+    """Django on an empty database, whose URL this gives; `settings` are more of the environment's."""
+    with benchmark_database(durable=durable) as url:
+        os.environ |= {
+            "DATABASE_URL": url,
+            "FLEXBAND_AS_OWNER": "true",
+            "FLEXBAND_LOG_LEVEL": "WARNING",
+            "DJANGO_SETTINGS_MODULE": "controlplane.config.settings",
+            **settings,
+        }
+        import django
+
+        django.setup()
+        yield url
 
 
 def _drop(server: psycopg.Connection, name: str) -> None:
-    for attempt in range(50):
+    deadline = time.monotonic() + DROP_WITHIN_S
+    while True:
         try:
             server.execute(f"DROP DATABASE {name} WITH (FORCE)")
             return
         except psycopg.errors.InsufficientPrivilege:
             # a worker of autovacuum is in it: only a superuser may end that one
-            if attempt == 49:
+            if time.monotonic() > deadline:
                 raise
             time.sleep(0.2)
 
@@ -107,8 +145,9 @@ class Server:
     process: psutil.Process
 
     def cpu_s(self) -> float:
-        times = self.process.cpu_times()
-        return times.user + times.system
+        """Of the process and its children: granian's worker is one."""
+        all_of_it = [self.process, *self.process.children(recursive=True)]
+        return sum(times.user + times.system for times in (process.cpu_times() for process in all_of_it))
 
 
 def free_port() -> int:
@@ -120,10 +159,19 @@ def free_port() -> int:
 @contextlib.contextmanager
 def server(application: str, environment: dict[str, str], *extra: str) -> Iterator[Server]:
     """A uvicorn process of one application."""
+    command = [sys.executable, "-m", "uvicorn", application, "--loop", "uvloop", "--http", "httptools"]
+    command += ["--no-access-log", "--log-level", "warning", *extra]
+    with _running(application, command, environment) as running:
+        yield running
+
+
+@contextlib.contextmanager
+def _running(application: str, command: list[str], environment: dict[str, str]) -> Iterator[Server]:
+    """A server's process, told its address and port, from when it listens."""
     port = free_port()
-    command = [sys.executable, "-m", "uvicorn", application, "--host", "127.0.0.1", "--port", str(port)]
-    command += ["--loop", "uvloop", "--http", "httptools", "--no-access-log", "--log-level", "warning", *extra]
-    process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **environment})
+    process = subprocess.Popen(
+        [*command, "--host", "127.0.0.1", "--port", str(port)], cwd=ROOT, env={**os.environ, **environment}
+    )
     try:
         deadline = time.monotonic() + START_WITHIN_S
         while True:
@@ -140,6 +188,22 @@ def server(application: str, environment: dict[str, str], *extra: str) -> Iterat
         except subprocess.TimeoutExpired:
             process.kill()  # one that still serves would go on beside what is measured next
             process.wait(10)
+
+
+@contextlib.contextmanager
+def peer_server(threads: int) -> Iterator[Server | None]:
+    """The DRF peer behind granian, one worker with so many threads; None where granian cannot be installed."""
+    from benchmarks.agent_peers import environment
+
+    found = environment("granian", ("granian",))
+    if found is None:
+        yield None
+        return
+    packages = next(found.glob("lib/python*/site-packages"))
+    command = [sys.executable, "-m", "granian", "--interface", "wsgi", "--workers", "1", "--no-access-log"]
+    command += ["--log-level", "error", "--blocking-threads", str(threads), "benchmarks.ingest_peer:application"]
+    with _running("the DRF peer", command, {"PYTHONPATH": str(packages)}) as running:
+        yield running
 
 
 def raw_copy(url: str, payloads: list[bytes]) -> float:
@@ -166,21 +230,12 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     rounds = options.rounds or (3 if options.quick else 5)
-    with benchmark_database() as url:
-        os.environ |= {
-            "DATABASE_URL": url,
-            "BENCH_DATABASE_URL": url,
-            "FLEXBAND_AS_OWNER": "true",
-            "DJANGO_SETTINGS_MODULE": "controlplane.config.settings",
-        }
-        import django
-
-        django.setup()
+    with benchmark_django(durable=True) as url:
         table = measure(url, rounds, options.agents, 4 if options.quick else 10)
     print_table(table)
     if options.json:
         options.json.write_text(json.dumps(table, indent=2))
-    return 0 if all(table["ratios"][goal.name] >= goal.least for goal in GOALS) else 1
+    return 0 if all((table["ratios"][goal.name] or 0) >= goal.least for goal in GOALS) else 1
 
 
 def prepare(url: str, agents: int):
@@ -208,9 +263,10 @@ class Lane:
     def run(self, server: Server, requests: list[list[bytes]], records: int, *, keep: bool) -> None:
         """Sends requests, `records` in each; the first round of all (`keep` false) warms caches on both sides."""
         from benchmarks.http_load import run_load
+        from benchmarks.ingest_fleet import ReportingConnection
 
         before = server.cpu_s()
-        load = run_load(server.port, requests)
+        load = run_load(server.port, requests, kind=ReportingConnection)
         if load.failures:
             raise SystemExit(f"{self.label}: {len(load.failures)} requests failed, the first: {load.failures[0]}")
         if keep:
@@ -247,15 +303,19 @@ def measure(url: str, rounds: int, agents: int, reports: int) -> dict:
         "msgpack": Lane(f"MessagePack, {agents} x {RECORDS}"),
         "small": Lane(f"packed, {SMALL_AGENTS:,} x {SMALL_RECORDS}"),
         "asgi": Lane(f"packed through ASGI, {SMALL_AGENTS:,} x {SMALL_RECORDS}"),
+        "eager": Lane(f"packed through ASGI, each validated, {SMALL_AGENTS:,} x {SMALL_RECORDS}"),
         "bare": Lane(f"packed without rollups, {agents} x {RECORDS}"),
-        "peer": Lane("peer: DRF ModelSerializer(many) + bulk_create, 8 x 200"),
+        "peer": Lane("peer: DRF + bulk_create, granian, 1 thread, 8 x 200"),
+        "threads": Lane(f"peer: DRF + bulk_create, granian, {PEER_THREADS} threads, 8 x 200"),
     }
     raw, bare_sent, sent, loads = [], 0, 0, []
     with (
         server("benchmarks.ingest_server:application", {}, *HTTP) as ours,
         server("benchmarks.ingest_server:application", {}) as asgi,
+        server("benchmarks.ingest_server:application", {"BENCHMARK_EAGER": "1"}) as eager,
         server("benchmarks.ingest_server:application", {"BENCHMARK_WITHOUT_ROLLUPS": "1"}, *HTTP) as bare,
-        server("benchmarks.ingest_peer:application", {}, "--interface", "wsgi") as peer,
+        peer_server(1) as peer,
+        peer_server(PEER_THREADS) as threads,
     ):
         for number in range(rounds + 1):
             keep = number > 0
@@ -274,15 +334,17 @@ def measure(url: str, rounds: int, agents: int, reports: int) -> dict:
                     lanes["bare"].run(bare, requests, RECORDS, keep=keep)
                     bare_sent += len(batches) * RECORDS
                     seconds = raw_copy(url, copies)
-            for lane, way in (("small", ours), ("asgi", asgi)):
+            for lane, way in (("small", ours), ("asgi", asgi), ("eager", eager)):
                 requests = [[report_request(agent, few[agent.id], "packed") for _ in range(reports)] for agent in small]
                 lanes[lane].run(way, requests, SMALL_RECORDS, keep=keep)
                 sent += sum(map(len, requests)) * SMALL_RECORDS
-            peer_requests = [
-                [peer_request(agent, usage_rows(fleet, agent, RECORDS)) for _ in range(max(1, reports // 2))]
-                for agent in large[:8]
-            ]
-            lanes["peer"].run(peer, peer_requests, RECORDS, keep=keep)
+            for lane, way in (("peer", peer), ("threads", threads)):
+                if way is not None:
+                    requests = [
+                        [peer_request(agent, usage_rows(fleet, agent, RECORDS)) for _ in range(max(1, reports // 2))]
+                        for agent in large[:PEER_CLIENTS]
+                    ]
+                    lanes[lane].run(way, requests, RECORDS, keep=keep)
             if keep:
                 raw.append(copied / seconds)
                 loads.append(os.getloadavg()[0])
@@ -290,7 +352,7 @@ def measure(url: str, rounds: int, agents: int, reports: int) -> dict:
     with psycopg.connect(url) as connection:
         server_version = connection.info.server_version
     return {
-        "lanes": {name: lane.summary() for name, lane in lanes.items()},
+        "lanes": {name: lane.summary() for name, lane in lanes.items() if lane.records_per_s},
         "copy_binary_rows_per_s": statistics.median(raw),
         "ratios": {
             "packed_to_copy": _ratio(lanes["packed"].records_per_s, raw),
@@ -298,9 +360,15 @@ def measure(url: str, rounds: int, agents: int, reports: int) -> dict:
             "packed_to_peer": _ratio(lanes["packed"].records_per_s, lanes["peer"].records_per_s),
             "json_to_peer": _ratio(lanes["json"].records_per_s, lanes["peer"].records_per_s),
             "small_to_peer": _ratio(lanes["small"].records_per_s, lanes["peer"].records_per_s),
+            "packed_to_threads": _ratio(lanes["packed"].records_per_s, lanes["threads"].records_per_s),
+            "json_to_threads": _ratio(lanes["json"].records_per_s, lanes["threads"].records_per_s),
+            "small_to_threads": _ratio(lanes["small"].records_per_s, lanes["threads"].records_per_s),
             "small_to_asgi": _ratio(lanes["small"].records_per_s, lanes["asgi"].records_per_s),
+            "small_to_eager": _ratio(lanes["small"].records_per_s, lanes["eager"].records_per_s),
             "rollups": _ratio(lanes["packed"].records_per_s, lanes["bare"].records_per_s),
+            "copy_to_peer": _ratio(raw, lanes["peer"].records_per_s),
         },
+        "signature_us": _signature_us(small[0], few[small[0].id]),
         "rounds": rounds,
         "records_verified": sent,
         "load": (min(loads), max(loads)),
@@ -330,8 +398,24 @@ def _copies(agents, rows) -> list[bytes]:
     return [bytes(to_copy(to_columns(payloads[at : at + 25]), now_us)) for at in range(0, len(payloads), 25)]
 
 
-def _ratio(ours: list[float], theirs: list[float]) -> float:
-    return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
+def _signature_us(agent, rows) -> float:
+    """CPU of verifying the signature of one small report, in microseconds: what no design of the rest takes away."""
+    from benchmarks.ingest_fleet import report_body
+    from controlplane.wire import signing
+
+    message = signing.request_message(
+        method="POST", path="/", body=report_body(agent, rows, "packed")[0], epoch=1, stamp=1
+    )
+    signature, public = signing.sign(agent.key, message), agent.key.public_key().public_bytes_raw()
+    began = time.process_time()
+    for _ in range(SIGNATURES):
+        signing.verify(public, signature, message)
+    return (time.process_time() - began) / SIGNATURES * 1e6
+
+
+def _ratio(ours: list[float], theirs: list[float]) -> float | None:
+    """Of each round; None without a peer."""
+    return statistics.median(a / b for a, b in zip(ours, theirs, strict=True)) if theirs else None
 
 
 def _check_stored(checked, sent: int, bare_sent: int) -> None:
@@ -356,8 +440,20 @@ def print_table(table: dict) -> None:
     print(f"{limit:<58}{table['copy_binary_rows_per_s']:>12,.0f}")
     for goal in GOALS:
         ratio = table["ratios"][goal.name]
+        if ratio is None:
+            print(f"{goal.text:<58}peer missing")
+            continue
         verdict = "met" if ratio >= goal.least else "MISSED"
         print(f"{goal.text:<58}{ratio:>12.2f}  goal >= {goal.least:g}: {verdict}")
+    for name, text in BESIDE.items():
+        if table["ratios"][name] is not None:
+            print(f"{text:<58}{table['ratios'][name]:>12.2f}")
+    if (peer := table["lanes"].get("peer")) is not None:
+        wanted = SMALL_GOAL * peer["records_per_s"] / SMALL_RECORDS
+        us = table["signature_us"]
+        print(f"{SMALL_GOAL:g} times the peer are {wanted:,.0f} reports/s of {SMALL_RECORDS}; their signatures alone, "
+              f"{us:.0f} us each, take {wanted * us / 1e6:.2f} cores")  # fmt: skip
+    print(PEER_IS)
     print(f"{table['records_verified']:,} records verified against their rollups; CPU is of the web process; load of "
           f"this machine {table['load'][0]:.1f} to {table['load'][1]:.1f} on {os.cpu_count()} cores")  # fmt: skip
 

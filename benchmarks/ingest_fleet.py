@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from benchmarks.http_load import request_bytes
+from benchmarks.http_load import Connection, request_bytes
 from benchmarks.ingest_columns import COLUMNS
 from controlplane.contracts.models import WorkloadClass
 from controlplane.core.pricing import RateCard as Prices
@@ -21,7 +21,7 @@ from controlplane.ledger.models import RateCard
 from controlplane.tenants.models import Installation, Tenant
 from controlplane.usage.models import AgentCursor
 from controlplane.wire import packed, signing
-from controlplane.wire.report import FLAG_STREAMED, Report, UsageRow
+from controlplane.wire.report import FLAG_STREAMED, SHARES_HEADER, Report, UsageRow
 
 TENANTS, POOLS = 200, 8
 
@@ -142,10 +142,7 @@ def _uuid7(at_us: int, rng: random.Random) -> str:
 def report_request(agent: BenchAgent, rows: list[UsageRow], lane: str) -> bytes:
     """The next report of an agent, signed, as the bytes of an HTTP request; `lane` is packed, msgpack or json."""
     agent.seq += 1
-    report = Report(
-        layout=1, epoch=1, seq=agent.seq, sent_us=time.time_ns() // 1000, revision=0, live_number=0, records=rows
-    )
-    body, content_type = _encoded(report, lane)
+    body, content_type = report_body(agent, rows, lane)
     path = "/agent/v1/report"
     message = signing.request_message(method="POST", path=path, body=body, epoch=1, stamp=agent.seq)
     headers = {
@@ -154,8 +151,42 @@ def report_request(agent: BenchAgent, rows: list[UsageRow], lane: str) -> bytes:
         signing.SEQ_HEADER: str(agent.seq),
         signing.SIGNATURE_HEADER: signing.to_text(signing.sign(agent.key, message)),
         "content-type": content_type,
+        SHARES_HEADER: _NO_MARK,
     }
     return request_bytes("POST", path, body, headers)
+
+
+def report_body(agent: BenchAgent, rows: list[UsageRow], lane: str) -> tuple[bytes, str]:
+    """An agent's report in its present number, and its media type."""
+    return _encoded(
+        Report(
+            layout=1, epoch=1, seq=agent.seq, sent_us=time.time_ns() // 1000, revision=0, live_number=0, records=rows
+        ),
+        lane,
+    )
+
+
+_NO_MARK = "0" * 16
+_MARK_HERE = f"{SHARES_HEADER}: ".encode()
+_MARK_TOLD = b',"shares_mark":"'
+
+
+class ReportingConnection(Connection):
+    """Says with each report which shares it was told last, as an agent does; with the first one it has none."""
+
+    _mark = b""
+
+    def as_sent(self, request: bytes) -> bytes:
+        if not self._mark:
+            return request
+        at = request.index(_MARK_HERE) + len(_MARK_HERE)
+        return request[:at] + self._mark + request[at + len(self._mark) :]
+
+    def note(self, answer: bytes) -> None:
+        # the last field
+        before, _, mark = answer[-40:].rpartition(_MARK_TOLD)
+        if before and len(mark) == len(_NO_MARK) + 2:
+            self._mark = mark[: len(_NO_MARK)]
 
 
 def _encoded(report: Report, lane: str) -> tuple[bytes, str]:

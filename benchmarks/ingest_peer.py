@@ -1,7 +1,7 @@
 """The peer: what a Django project would write first, a DRF ModelSerializer(many=True) and one bulk_create.
 
-No middleware, no authentication, persistent connections, one process with threads: nothing that would slow it down
-without need. Duplicates are left out by the primary key (`ignore_conflicts`).
+No middleware, no authentication, persistent connections: nothing that would slow it down without need, and nothing
+that a project would tune. Duplicates are left out by the primary key (`ignore_conflicts`). granian serves it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import environ
 from django.conf import settings
 
 if not settings.configured:
-    database = environ.Env.db_url_config(os.environ["BENCH_DATABASE_URL"].replace("postgresql://", "postgres://"))
+    database = environ.Env.db_url_config(os.environ["DATABASE_URL"].replace("postgresql://", "postgres://"))
     database |= {"ENGINE": "django.db.backends.postgresql", "CONN_MAX_AGE": 600}
     settings.configure(
         SECRET_KEY="benchmark",

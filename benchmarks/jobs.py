@@ -25,8 +25,7 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.ingest import ROOT, benchmark_database, server
-from benchmarks.policy_push import _redis
+from benchmarks.ingest import ROOT, benchmark_database, benchmark_servers, server
 
 GOAL_SUBMIT_S_PER_MILLION = 60.0
 GOAL_ITEMS_PER_S = 5_000.0
@@ -47,12 +46,12 @@ def main() -> int:
     options = parser.parse_args()
     items = options.items or (100_000 if options.quick else 1_000_000)
     with contextlib.ExitStack() as stack:
-        redis_url = _redis(stack)
+        stack.enter_context(benchmark_servers())
+        redis_url = os.environ["REDIS_URL"]
         url = stack.enter_context(benchmark_database())
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         os.environ |= {
             "DATABASE_URL": url,
-            "REDIS_URL": redis_url,
             "CELERY_BROKER_URL": redis_url,
             "FLEXBAND_JOB_STORAGE": str(folder / "store"),
             "FLEXBAND_SIGNING_KEYS": str(folder / "keys"),

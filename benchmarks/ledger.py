@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import sys
 import time
@@ -20,7 +19,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from benchmarks.ingest import benchmark_database
+from benchmarks.ingest import benchmark_django
 
 GOAL_PERIOD, GOAL_ALL = 10.0, 10.0
 MONTHS = [f"2026-{month:02d}" for month in range(1, 13)]
@@ -58,16 +57,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     transfers = options.transfers or (1_000_000 if options.quick else 10_000_000)
-    with benchmark_database() as url:
-        os.environ |= {
-            "DATABASE_URL": url,
-            "FLEXBAND_AS_OWNER": "true",
-            "FLEXBAND_LOG_LEVEL": "WARNING",
-            "DJANGO_SETTINGS_MODULE": "controlplane.config.settings",
-        }
-        import django
-
-        django.setup()
+    with benchmark_django():
         table = measure(transfers, options.rounds or (3 if options.quick else 5))
     print_table(table)
     if options.json:

@@ -55,7 +55,9 @@ FIRST_PER_S = {"ours": 8_000.0, "group_send": 800.0, "group_send, pub/sub": 1_20
 PACE_LEAST = 0.9
 #: Files of a process that are no viewer's socket.
 OTHER_FILES = 300
-WS = ("--ws", "websockets-sansio", "--ws-per-message-deflate", "false", "--backlog", "4096",
+OWN_WS = ("--ws", "controlplane.config.asgi:WebSocketProtocol")
+PEER_WS = ("--ws", "websockets-sansio", "--ws-per-message-deflate", "false")
+WS = ("--backlog", "4096",
       "--timeout-graceful-shutdown", "1", "--log-level", "critical")  # fmt: skip
 
 Offer = Callable[[float, float], tuple[int, float]]
@@ -320,9 +322,13 @@ def compare(keys: list[str], rounds: int, seconds: float) -> dict[str, Any]:
         runner = stack.enter_context(asyncio.Runner())
         tell = publisher()
         tell()  # so that a viewer that joins has a state to see
-        ours = stack.enter_context(server("controlplane.config.asgi:application", {}, *WS))
-        core = stack.enter_context(server("benchmarks.live_peer:application", {"BENCHMARK_LAYER": "core"}, *WS))
-        pubsub = stack.enter_context(server("benchmarks.live_peer:application", {"BENCHMARK_LAYER": "pubsub"}, *WS))
+        ours = stack.enter_context(server("controlplane.config.asgi:application", {}, *OWN_WS, *WS))
+        core = stack.enter_context(
+            server("benchmarks.live_peer:application", {"BENCHMARK_LAYER": "core"}, *PEER_WS, *WS)
+        )
+        pubsub = stack.enter_context(
+            server("benchmarks.live_peer:application", {"BENCHMARK_LAYER": "pubsub"}, *PEER_WS, *WS)
+        )
         raw = stack.enter_context(raw_server())
         kinds = [
             Kind(name, of, stack.enter_context(crowd([of.port], keys[:VIEWERS], ["127.0.0.1"])), Paced(teller))
@@ -387,8 +393,8 @@ def many_viewers(keys: list[str], seconds: float) -> dict[str, Any]:
     began = time.perf_counter()
     sources = [f"127.0.0.{number}" for number in range(2, 10)]
     with (
-        server("controlplane.config.asgi:application", {}, *WS) as one,
-        server("controlplane.config.asgi:application", {}, *WS) as two,
+        server("controlplane.config.asgi:application", {}, *OWN_WS, *WS) as one,
+        server("controlplane.config.asgi:application", {}, *OWN_WS, *WS) as two,
         crowd([one.port, two.port], keys, sources) as viewers,
     ):
         connected_s = time.perf_counter() - began

@@ -21,7 +21,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from benchmarks.ingest import benchmark_database
+from benchmarks.ingest import benchmark_django
 
 GOAL_STATEMENT, GOAL_AUDIT, GOAL_BYTES = 50.0, 5.0, 60.0
 DAYS, CHUNK = 28, 20_000
@@ -39,17 +39,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     records = options.records or (DAYS * 2 * CHUNK if options.quick else DAYS * 8 * CHUNK)
-    with benchmark_database() as url, tempfile.TemporaryDirectory() as archive:
-        os.environ |= {
-            "DATABASE_URL": url,
-            "FLEXBAND_AS_OWNER": "true",
-            "FLEXBAND_USAGE_ARCHIVE": archive,
-            "FLEXBAND_LOG_LEVEL": "WARNING",
-            "DJANGO_SETTINGS_MODULE": "controlplane.config.settings",
-        }
-        import django
-
-        django.setup()
+    with tempfile.TemporaryDirectory() as archive, benchmark_django(FLEXBAND_USAGE_ARCHIVE=archive):
         table = measure(records, options.rounds or (3 if options.quick else 5))
     print_table(table)
     if options.json:

@@ -18,22 +18,28 @@ from django.db import connection
 from django.db.models import Model
 
 from controlplane.alerts.models import Alert
+from controlplane.audit.actors import Actor
 from controlplane.audit.models import AuditEntry
 from controlplane.budgets.models import Budget, BudgetWindow
-from controlplane.contracts.models import Contract, ContractVersion, WorkloadClass
+from controlplane.contracts.models import Contract, ContractVersion, ObjectiveMinute, WorkloadClass
 from controlplane.core.period import Calendar, load_zone, window_at
 from controlplane.fleet.models import Agent, AgentLive, Pool, ServedModel, Slot, SlotInterval, SlotTenure
 from controlplane.jobs.models import Job
+from controlplane.ledger.models import AttributionInterval, AttributionLine, CostRate, RateCard
+from controlplane.policy.actions import push
+from controlplane.policy.models import Delivery, PolicyBundle, Rollout, Wave
 from controlplane.tenants.models import ApiKey, Installation, Member, Tenant
 from controlplane.usage.models import RollupDay
 
 EUR = 1_000_000_000
 CLASSES, MODELS, POOLS, DAYS = 12, 20, 40, 28
+MINUTES_KEPT = 60
 CHILDREN = 9
 """Of each tenant that has any: one in ten stands at the top of a group."""
 MEMBERS_PER, AUDIT_PER, CONTRACTS_PER, JOBS_PER, ALERTS_PER = 0.5, 20, 0.1, 2, 0.2
 """Rows for each tenant."""
 AGENTS_PER = 0.05
+HOUR = timedelta(hours=1)
 ZONE = "Europe/Berlin"
 ROLES = ("admin", "finance", "oncall", "viewer")
 STAFF_EVERY = 50
@@ -51,10 +57,13 @@ class World:
 def build(tenants: int, keys: int, now: datetime) -> World:
     """Fills an empty database."""
     Installation.objects.create(pk=1, name="Ten thousand tenants", billing_zone=ZONE)
-    fleet(now, agents=round(tenants * AGENTS_PER))
+    fleet(now, agents=max(POOLS, round(tenants * AGENTS_PER)))
     organisation(tenants, keys, now)
+    prices(now)
     money(tenants, now)
+    costs(tenants, now)
     promises(round(tenants * CONTRACTS_PER), tenants, now)
+    kept(round(tenants * CONTRACTS_PER), now)
     log(tenants * AUDIT_PER, tenants, now)
     work(tenants * JOBS_PER, tenants, now)
     alerts(round(tenants * ALERTS_PER), now)
@@ -62,8 +71,9 @@ def build(tenants: int, keys: int, now: datetime) -> World:
     with connection.cursor() as cursor:
         for model in apps.get_models():
             _past_copied(cursor, model)
+        publish(now)
         cursor.execute("VACUUM ANALYZE")
-    counted = (Tenant, ApiKey, Member, AuditEntry, Budget, Contract, Agent, Job, Alert, RollupDay)
+    counted = (Tenant, ApiKey, Member, AuditEntry, Budget, Contract, Agent, Job, Alert, RollupDay, AttributionLine)
     return World(
         counts={str(model._meta.verbose_name_plural): model.objects.count() for model in counted},
         admin=User.objects.get(username="person-0"),
@@ -226,6 +236,60 @@ def money(tenants: int, now: datetime) -> None:
     )  # fmt: skip
 
 
+def costs(tenants: int, now: datetime) -> None:
+    """What the days of charges cost: a busy hour a day in each pool, of which each of its tenants has a line."""
+    noon = now.replace(hour=12, minute=0, second=0, microsecond=0)
+    hours = [(day, pool) for day in range(DAYS) for pool in range(POOLS)]
+    used = [[(n, (n % 7 + 1) * EUR // 4) for n in range(pool, tenants, POOLS)] for pool in range(POOLS)]
+    copy(
+        AttributionInterval(
+            id=i + 1, pool_id=pool + 1, starts_at=noon - timedelta(days=day + 1), ends_at=noon - timedelta(days=day + 1)
+            + HOUR, run=1, method="usage", attributed_at=now, complete=True, owned_us=len(used[pool]) + 1,
+            cost_nanos=EUR + sum(nanos for _, nanos in used[pool]),
+        )
+        for i, (day, pool) in enumerate(hours)
+    )  # fmt: skip
+    lines = (
+        line
+        for i, (_, pool) in enumerate(hours)
+        for line in (
+            (i + 1, "platform", "", "unused", EUR),
+            *((i + 1, tenant_slug(n), class_slug(n), "direct", nanos) for n, nanos in used[pool]),
+        )
+    )
+    copy(
+        AttributionLine(
+            id=number + 1, interval_id=interval, tenant_slug=tenant, class_slug=klass, line=line, gpu_us=1,
+            amount_nanos=nanos,
+        )
+        for number, (interval, tenant, klass, line, nanos) in enumerate(lines)
+    )  # fmt: skip
+
+
+def prices(now: datetime) -> None:
+    """A cost rate for each pool, a rate card for each class and model that a pool serves."""
+    since = now - timedelta(days=90)
+    told = {"effective_from": since, "created_at": since, "created_by": "person-0", "reason": "list"}
+    copy(CostRate(id=n + 1, pool_id=n + 1, nanos_per_slot_hour=2 * EUR + n, **told) for n in range(POOLS))
+    served = {(class_slug(n - n % 3 + step), n % MODELS) for n in range(POOLS) for step in (0, 2)}
+    copy(
+        RateCard(
+            id=i + 1, class_slug=slug, model_id=model + 1, prompt_nanos_per_mtok=EUR, cached_nanos_per_mtok=0,
+            output_nanos_per_mtok=4 * EUR, **told,
+        )
+        for i, (slug, model) in enumerate(sorted(served))
+    )  # fmt: skip
+
+
+def publish(now: datetime) -> None:
+    """All of it as revision 1, signed (by nobody's key) and told to every agent."""
+    push(actor=Actor.system("bench"), reason="the first", now=now)
+    PolicyBundle.objects.update(signature=b"\0" * 64, kid="none", signed_at=now)
+    Wave.objects.update(state=Wave.State.SENT, sent_at=now)
+    Delivery.objects.update(state=Delivery.State.ACKED, sent_at=now, answered_at=now)
+    Rollout.objects.update(state=Rollout.State.DONE)
+
+
 def promises(contracts: int, tenants: int, now: datetime) -> None:
     copy(
         Contract(
@@ -241,6 +305,21 @@ def promises(contracts: int, tenants: int, now: datetime) -> None:
         )
         for n in range(contracts)
         for number in range(2)
+    )  # fmt: skip
+
+
+def kept(contracts: int, now: datetime) -> None:
+    """An hour of requests by minute for nine contracts of ten; most keep what they promise, some burn."""
+    minute = now.replace(second=0, microsecond=0)
+    copy(
+        ObjectiveMinute(
+            contract_version_id=n * 2 + 2, pool_id=n % POOLS + 1, minute=minute - timedelta(minutes=back), offered=600,
+            admitted=600, successful=600, good=600 - (n % 40 if n % 25 == 0 else n % 3),
+            bad={"slow": n % 40 if n % 25 == 0 else n % 3},
+        )
+        for n in range(contracts)
+        if n % 10
+        for back in range(MINUTES_KEPT)
     )  # fmt: skip
 
 

@@ -4,12 +4,12 @@
 
 Ours is the real path: push() in the database, a real Celery worker, one broadcast, pulls from a real uvicorn, one
 shared verification, real signed reports whose transactions acknowledge. Interleaved with the peer, one warm-up each.
-Exit 1 when less than 99.9 % of the agents acknowledged within the goal (2 s up to 1,000 agents, 3 s beyond), or when
-the peer takes less than ten times as long.
+Exit 1 when less than 99 % of the agents heard of it within 0.25 s, less than 99.9 % acknowledged within the goal (2 s
+up to 1,000 agents, 3 s beyond), or the peer takes less than ten times as long.
 
-A process may hold only so many connections: where 10,000 agents need more (`ulimit -n`), several of them share one
-connection to the broker, and the peer runs with fewer agents and is scaled up, which its one message per agent makes
-linear. The table says so.
+A process may hold only so many connections: the limit of open files is raised as far as the system lets it. Where
+10,000 agents need more (`ulimit -n`, or the broker's own most), several of them share one connection to the broker, and
+the peer runs with fewer agents and is scaled up, which its one message per agent makes linear. The table says so.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ from pathlib import Path
 import psutil
 import uvloop
 
-from benchmarks.ingest import ROOT, START_WITHIN_S, Server, benchmark_database, benchmark_servers, server
+from benchmarks.ingest import HTTP, ROOT, START_WITHIN_S, Server, benchmark_database, benchmark_servers, server
 
 GOAL_S, GOAL_S_BEYOND_1000 = 2.0, 3.0
+HEARD_GOAL_S = 0.25
 ACKED_SHARE = 0.999
 RATIO_LEAST = 10.0
 TIMEOUT_S = 600.0
@@ -57,6 +58,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=0)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    raise_open_files(4 * options.agents + OTHER_FILES)
     with contextlib.ExitStack() as stack:
         stack.enter_context(benchmark_servers())
         redis_url = os.environ["REDIS_URL"]
@@ -78,7 +80,17 @@ def main() -> int:
     print_table(table)
     if options.json:
         options.json.write_text(json.dumps(table, indent=2))
-    return 0 if table["within_goal"] and table["ratio_to_peer"] >= RATIO_LEAST else 1
+    met = table["within_goal"] and table["heard_within_goal"] and table["ratio_to_peer"] >= RATIO_LEAST
+    return 0 if met else 1
+
+
+def raise_open_files(wanted: int) -> None:
+    """Lets this process and those that it starts hold so many open files, or as many as the system allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for limit in ((max(soft, wanted), max(hard, wanted)), (max(soft, min(wanted, hard)), hard)):
+        with contextlib.suppress(ValueError, OSError):  # only root may raise the hard limit, up to the kernel's
+            resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+            return
 
 
 def goal_s(agents: int) -> float:
@@ -182,7 +194,7 @@ def run(count: int, rounds: int, redis_url: str) -> dict:
     agents, tenants, _ = build(count)
     with (
         worker() as celery,
-        server("benchmarks.ingest_server:application", {}, *KEEP_ALIVE) as web,
+        server("benchmarks.ingest_server:application", {}, *HTTP, *KEEP_ALIVE) as web,
         server("benchmarks.policy_peer:application", {}, "--interface", "wsgi", *KEEP_ALIVE) as peer,
     ):
         spare_reports()
@@ -246,7 +258,7 @@ async def ours_round(
     from benchmarks.policy_agents import Times, jitter, kombu_body, subscribe
     from controlplane.audit.actors import Actor
     from controlplane.policy.actions import push
-    from controlplane.policy.models import Delivery
+    from controlplane.policy.models import Delivery, Wave
     from controlplane.wire.nudging import REDIS_TRANSPORT_OPTIONS, ROUTING_KEY, pool_exchange
 
     times, tasks, loop = Times(), [], asyncio.get_running_loop()
@@ -281,12 +293,15 @@ async def ours_round(
     await asyncio.sleep(0.5)
     await sync_to_async(lambda: tenants.objects.filter(slug="tenant-0").update(weight=number + 1))()
     before = _cpu_s(processes)
-    began[0] = time.perf_counter()
+    began[0], began_at = time.perf_counter(), timezone.now()
     revision = await sync_to_async(push)(actor=Actor.system("benchmark"), reason=f"round {number}", now=timezone.now())
     pushed = time.perf_counter() - began[0]
     await asyncio.wait_for(everyone.wait(), TIMEOUT_S)
     cpu = {name: after - before[name] for name, after in _cpu_s(processes).items()}
     await asyncio.gather(*tasks)
+    # The worker's clock when it began to sign: what it does before the broadcast counts as the broadcast's time.
+    told_at = await sync_to_async(Wave.objects.values_list("sent_at", flat=True).get)(rollout__revision=revision)
+    told_s = (told_at - began_at).total_seconds()
     stored = await sync_to_async(lambda: Delivery.objects.filter(rollout__revision=revision, state="acked").count())()
     if stored != len(agents):
         raise SystemExit(f"{stored} of {len(agents)} acknowledgements stored")
@@ -297,6 +312,7 @@ async def ours_round(
         "pushed": pushed,
         "cpu": cpu,
         **sizes,
+        "told_p99": sorted(times.heard)[int(len(times.heard) * 0.99)] - told_s,
         **{name: sorted(getattr(times, name)) for name in ("heard", "pulled", "acked")},
     }
 
@@ -370,6 +386,8 @@ def summarised(ours: list[dict], peer: list[dict], agents: int) -> dict:
         "acked_999_s": acked,
         "acked_999_s_worst": max(acked),
         "within_goal": max(acked) <= goal_s(agents),
+        "told_p99_s": statistics.median(found["told_p99"] for found in ours),
+        "heard_within_goal": max(found["told_p99"] for found in ours) <= HEARD_GOAL_S,
         "rounds": len(ours),
         "cpus": os.cpu_count(),
         "load_average": [found["load"] for found in ours],
@@ -427,6 +445,9 @@ def print_table(table: dict) -> None:
         f"99.9 % acknowledged: worst round {table['acked_999_s_worst']:.3f} s, goal <= {table['goal_s']:.0f} s: "
         f"{verdict}; all: median {table['ours']['acked_all_s']:.3f} s, worst {table['all_acked_s_worst']:.3f} s"
     )
+    word = "met" if table["heard_within_goal"] else "MISSED"
+    print(f"from the broadcast to 99 % having heard it: median {table['told_p99_s']:.3f} s, goal <= {HEARD_GOAL_S} s in"
+          f" every round: {word}")  # fmt: skip
     print(f"peer takes {table['ratio_to_peer']:.1f}x as long{scaled}, goal >= {RATIO_LEAST:.0f}x: {ratio}")
 
 

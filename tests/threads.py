@@ -17,7 +17,7 @@ def at_once(works: Sequence[Callable[[], Answer]], *, within_s: float = 60) -> l
 
     def run(work: Callable[[], Answer]) -> None:
         try:
-            barrier.wait(10)
+            barrier.wait(60)
             answers.append(work())
         except Exception as error:
             errors.append(error)

@@ -23,7 +23,7 @@ from controlplane.audit.actors import actor_of
 from controlplane.audit.forms import take_errors
 from controlplane.tenants import throttle
 from controlplane.tenants.access import public, requires
-from controlplane.web.exports import CsvResponse
+from controlplane.web.exports import CsvResponse, in_batches
 from controlplane.web.pagination import BadCursor, keyset_page
 from controlplane.web.views import bad_request, error_response, too_many_requests
 
@@ -41,7 +41,7 @@ def invitations(request: HttpRequest) -> HttpResponseBase:
     if text:
         rows = rows.filter(Q(email__icontains=text) | Q(full_name__icontains=text) | Q(tenant__slug__icontains=text))
     if request.GET.get("format") == "csv":
-        return _csv(rows.order_by("-id").iterator(chunk_size=500), now)
+        return _csv((row for batch in in_batches(rows, ("-id",)) for row in batch), now)
     try:
         page = keyset_page(rows, ("-id",), cursor=request.GET.get("cursor"))
     except BadCursor as error:

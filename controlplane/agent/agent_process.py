@@ -23,6 +23,7 @@ from controlplane.agent.engine import Engine
 from controlplane.agent.engine_watch import EngineWatch
 from controlplane.agent.errors import AgentError, UsageError
 from controlplane.agent.gateway import HttpFront
+from controlplane.agent.gpu_watch import GpuWatch
 from controlplane.agent.identity import Identity
 from controlplane.agent.nudges import NudgeListener
 from controlplane.agent.open_files import clients_max, raise_limit
@@ -55,12 +56,17 @@ def make_backend(options: Options) -> Backend:
 
 
 def make_watch(options: Options, engine: Engine) -> EngineWatch | None:
-    """What watches the inference server of the options, if there is one."""
+    """What watches the inference server of the options, and its GPUs, if there is one."""
+    if not options.upstream:
+        return None
     if options.backend == "triton":
-        return TritonWatch(
-            options.upstream, metrics_url(options.upstream, options.triton_metrics), lambda: engine.registry.model
-        )
-    return EngineWatch(options.upstream) if options.upstream else None
+        address = metrics_url(options.upstream, options.triton_metrics)
+        watch: EngineWatch = TritonWatch(options.upstream, address, lambda: engine.registry.model)
+    else:
+        watch = EngineWatch(options.upstream)
+    if options.dcgm_metrics:
+        watch.gpus = GpuWatch(options.dcgm_metrics, options.dcgm_gpus)
+    return watch
 
 
 def make_tracer(options: Options) -> Tracer | None:

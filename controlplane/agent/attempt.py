@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from controlplane.agent.backends.base import Run
 from controlplane.agent.backends.request import Failure, TokenUsage
@@ -14,16 +14,22 @@ if TYPE_CHECKING:
     from controlplane.agent.engine import Engine
 
 
+CHARGED_TOGETHER: Final = 8
+"""Output of a stream that is charged at once while it repeats: who is next hears of it that much later."""
+
+
 class Attempt:
     """The sink of one attempt. What an abandoned attempt still says is not listened to."""
 
-    __slots__ = ("call", "engine", "run", "serial")
+    __slots__ = ("_uncharged", "call", "engine", "run", "serial")
 
     def __init__(self, engine: Engine, call: Call, serial: int) -> None:
         self.engine = engine
         self.call = call
         self.serial = serial
         self.run: Run | None = None
+        self._uncharged = 0
+        """Output that was handed on and not charged yet; the end of a call charges what there was in all."""
 
     @property
     def live(self) -> bool:
@@ -58,7 +64,12 @@ class Attempt:
                     call.slot.metered.delivered(self.serial)
             call.last_us = now_us
             call.output_tokens += tokens
-        engine.scheduler.produced(call.serial, tokens)
+        uncharged = self._uncharged + tokens
+        if framed and uncharged < CHARGED_TOGETHER:
+            self._uncharged = uncharged
+        else:
+            self._uncharged = 0
+            engine.scheduler.produced(call.serial, uncharged)
         if tokens and engine.flex.any_draining and call.slot is not None:
             engine.flex.token_seen(call.slot.policy.name)
 

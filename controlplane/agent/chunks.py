@@ -10,6 +10,8 @@ SIZE_LINE_MAX: Final = 8
 SIZES_KEPT: Final = 4_096
 _SIZE: Final = re.compile(rb"[0-9A-Fa-f]{1,6}")
 _sizes: Final[dict[bytes, int]] = {}
+READS_KNOWN: Final = 4_096
+"""Reads under so many bytes are known by their length, if they are one chunk."""
 
 
 def chunk(data: bytes) -> bytes:
@@ -25,6 +27,21 @@ def size_of(line: bytes) -> int:
         if len(_sizes) < SIZES_KEPT:
             _sizes[line] = size
     return size
+
+
+def _lines_by_read() -> list[bytes]:
+    """By bytes of a read."""
+    lines = [b""] * READS_KNOWN
+    size, line = 1, b"1\r\n"
+    while len(line) + size + 2 < READS_KNOWN:
+        lines[len(line) + size + 2] = line
+        size += 1
+        line = b"%x\r\n" % size
+    return lines
+
+
+LINES_BY_READ: Final = _lines_by_read()
+"""The line with which a read begins that is one chunk, by the bytes of the read; empty where no chunk is that long."""
 
 
 def unchunked(chunks: bytes) -> bytes:

@@ -17,7 +17,7 @@ from controlplane.wire.lease import LeaseAnswer, LeaseRequest
 from controlplane.wire.packed import CONTENT_TYPE, FORM, as_json, is_packed
 from controlplane.wire.problem import Problem
 from controlplane.wire.rekeying import Rekey, Rekeyed
-from controlplane.wire.report import Answer
+from controlplane.wire.report import SHARES_HEADER, Answer
 
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
 CONNECT_TIMEOUT_S = 5.0
@@ -50,6 +50,8 @@ class ControlPlane:
         """The other key of a rotation: what is refused for its signature is sent once more with it."""
         self.report_key: Ed25519PrivateKey | None = None
         """What signed the last report that was taken."""
+        self.shares_mark = ""
+        """Names the shares in force here, for the next report; empty to be told them all."""
         self.agent = agent
         self._now_us = now_us
         self._packs = True
@@ -180,6 +182,8 @@ class ControlPlane:
             headers["content-type"] = kind
         if coding:
             headers["content-encoding"] = coding
+        if seq is not None and self.shares_mark:
+            headers[SHARES_HEADER] = self.shares_mark
         return await self._call(method, path, body, headers, timeout_s)
 
     async def _call(

@@ -42,6 +42,8 @@ TIDY_EVERY_US: Final = 60_000_000
 PULL_JITTER_S: Final = 0.2
 ASK_KEY_EVERY_US: Final = 600_000_000
 """How often one unknown signing key is asked for."""
+AFTER_TRIP_S: Final = (0.15, 0.5)
+"""A report on its way holds up the next one, so the first of these already tells of most who wait."""
 
 
 class Control:
@@ -65,7 +67,7 @@ class Control:
         self.policy = policy
         self.live = live
         self.leases = LeaseDesk(client, engine, self.epoch_now)
-        engine.flex.on_trip = self.report_now
+        engine.flex.on_trip = self._tripped
         engine.items.report_soon = self.report_now
         self.keys = KeyRotation(options.state_dir, client, self.epoch_now)
         self.keys.on_posted = self.report_now
@@ -98,6 +100,13 @@ class Control:
     def report_now(self) -> None:
         """Do not wait for the interval to pass."""
         self._wake.set()
+
+    def _tripped(self) -> None:
+        """Tell of a trip once the requests behind the one that tripped have waited too: the controller may have to
+        recall slots of other agents, and would hear of those requests only with the report after this one.
+        """
+        for after_s in AFTER_TRIP_S:
+            asyncio.get_running_loop().call_later(after_s, self.report_now)
 
     # -- beginning -----------------------------------------------------------------------------------------------------
 
@@ -375,6 +384,9 @@ class Control:
         engine.leases.apply(answer.leases, answer.exhausted, asked_us=sent_us, now_us=now_us)
         if answer.shares:
             engine.registry.apply_shares(answer.shares, now_us)
+            self.client.shares_mark = answer.shares_mark
+        elif answer.shares_mark != self.client.shares_mark:
+            self.client.shares_mark = ""  # they changed while this answer was under way: the next one has them all
         if self.live.apply(answer.live, self.trust):
             engine.apply_live(self.live)
             if not self.live.whole:

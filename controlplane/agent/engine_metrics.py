@@ -77,7 +77,7 @@ def read_page(page: bytes, *, whole: bool = True) -> EngineReading:
     unknown, because the rest of it is missing."""
     cut_name = b""
     if not whole or not page.endswith(b"\n"):
-        page, cut_name = _before_the_cut(page)
+        page, cut_name = before_the_cut(page)
     values: dict[str, list[float]] = {}
     engine = ""
     for name, labels, text in _SAMPLE.findall(page):
@@ -99,7 +99,7 @@ def read_page(page: bytes, *, whole: bool = True) -> EngineReading:
     )
 
 
-def _before_the_cut(page: bytes) -> tuple[bytes, bytes]:
+def before_the_cut(page: bytes) -> tuple[bytes, bytes]:
     """The whole lines of a page, and the name of the samples among which it stops; empty between two families."""
     lines, _, rest = page.rpartition(b"\n")
     last = _NAME.match(lines.rpartition(b"\n")[2])

@@ -9,13 +9,15 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Final
 from urllib.parse import urlsplit
 
 import aiohttp
 
 from controlplane.agent.engine_metrics import EngineReading, EngineTotals, read_page
+from controlplane.agent.gpu_watch import GpuWatch
+from controlplane.agent.pages import FAILURES, Page, Pages, reason_of
 from controlplane.agent.slot_readiness import Health
 
 log = logging.getLogger(__name__)
@@ -24,23 +26,8 @@ HEALTH_EVERY_S: Final = 1.0
 METRICS_EVERY_S: Final = 2.0
 WITHOUT_METRICS_EVERY_S: Final = 30.0
 """Between looks at a server that has no metrics page."""
-TIMEOUT_S: Final = 1.0
 STALE_S: Final = 6.0
-PAGE_BYTES_MAX: Final = 1024 * 1024
 NO_SUCH_PATH: Final = frozenset({404, 405, 501})
-
-
-@dataclass(frozen=True, slots=True)
-class Page:
-    """Status and what came of the body; not `whole` when the connection ended before it did."""
-
-    status: int
-    body: bytes
-    whole: bool
-
-
-class PageTooLarge(Exception):
-    """A body over the bound."""
 
 
 class EngineWatch:
@@ -51,7 +38,7 @@ class EngineWatch:
         self._base = f"{base.scheme}://{base.netloc}{base.path.rstrip('/').removesuffix('/v1')}"
         self._metrics_address = self._base + "/metrics"
         self._loop = asyncio.get_running_loop()
-        self._session: aiohttp.ClientSession | None = None
+        self._pages = Pages()
         self._tasks: list[asyncio.Task[None]] = []
         self._asked = asyncio.Event()
         self._read_at_s = -STALE_S
@@ -65,8 +52,12 @@ class EngineWatch:
         self.on_change: Callable[[], None] = lambda: None
         self.heard: Callable[[], int] = lambda: 0
         """Counts what the server sends in answer to requests."""
+        self.gpus: GpuWatch | None = None
+        """DCGM's exporter, where it is asked for the memory of the server's GPUs."""
 
     def start(self) -> None:
+        if self.gpus is not None:
+            self.gpus.start()
         self._tasks = [self._loop.create_task(self._watch_health()), self._loop.create_task(self._watch_metrics())]
 
     async def close(self) -> None:
@@ -75,13 +66,18 @@ class EngineWatch:
         for task in self._tasks:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
-        if self._session is not None:
-            await self._session.close()
+        await self._pages.close()
+        if self.gpus is not None:
+            await self.gpus.close()
 
     @property
     def reading(self) -> EngineReading:
-        """The newest figures; all unknown when they are older than 6 s."""
-        return self._reading if self._loop.time() - self._read_at_s < STALE_S else EngineReading()
+        """The newest figures; all unknown when they are older than 6 s. GPU memory is DCGM's where that is asked."""
+        found = self._reading if self._loop.time() - self._read_at_s < STALE_S else EngineReading()
+        if self.gpus is None:
+            return found
+        memory = self.gpus.memory
+        return replace(found, gpu_used_bytes=memory.used_bytes, gpu_total_bytes=memory.total_bytes)
 
     @property
     def reading_age_s(self) -> float | None:
@@ -112,9 +108,9 @@ class EngineWatch:
             trouble = await self.trouble()
         except aiohttp.ClientConnectorError:
             self.health.bad("nothing listens at the inference server's address", proof=True)
-        except (aiohttp.ClientError, TimeoutError, OSError, PageTooLarge) as error:
+        except FAILURES as error:
             if heard == self.heard():
-                self.health.bad(f"the inference server did not answer: {_reason(error)}", proof=False)
+                self.health.bad(f"the inference server did not answer: {reason_of(error)}", proof=False)
         else:
             if trouble:
                 self.health.bad(trouble, proof=False)
@@ -127,9 +123,9 @@ class EngineWatch:
 
         Raises what a request raises.
         """
-        page = await self._get(self._base + "/health")
+        page = await self._pages.get(self._base + "/health")
         if page.status in NO_SUCH_PATH:
-            page = await self._get(self._base + "/v1/models")
+            page = await self._pages.get(self._base + "/v1/models")
         well = 200 <= page.status < 300
         return "" if well else f"the inference server answers {page.status} when asked for its health"
 
@@ -147,9 +143,9 @@ class EngineWatch:
     async def scrape(self) -> bool:
         """Look at the metrics page once; False when the server has none."""
         try:
-            page = await self._get(self._metrics_address)
-        except (aiohttp.ClientError, TimeoutError, OSError, PageTooLarge) as error:
-            self._count_failed(_reason(error))
+            page = await self._pages.get(self._metrics_address)
+        except FAILURES as error:
+            self._count_failed(reason_of(error))
             return True
         if page.status != 200:
             self._count_failed("status")
@@ -171,38 +167,3 @@ class EngineWatch:
 
     def _count_failed(self, reason: str) -> None:
         self.failed[reason] = self.failed.get(reason, 0) + 1
-
-    def _opened(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            # Proxies of the environment are not used: the server is named on the command line.
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=4),
-                timeout=aiohttp.ClientTimeout(total=TIMEOUT_S),
-                headers={"accept-encoding": "identity"},
-                auto_decompress=False,
-                trust_env=False,
-            )
-        return self._session
-
-    async def _get(self, address: str) -> Page:
-        async with self._opened().get(address, allow_redirects=False) as response:
-            parts: list[bytes] = []
-            size, whole = 0, True
-            try:
-                async for part in response.content.iter_any():
-                    size += len(part)
-                    if size > PAGE_BYTES_MAX:
-                        raise PageTooLarge
-                    parts.append(part)
-            except aiohttp.ClientPayloadError:
-                whole = False
-            return Page(response.status, b"".join(parts), whole)
-
-
-def _reason(error: BaseException) -> str:
-    """A closed set: it becomes a label."""
-    if isinstance(error, PageTooLarge):
-        return "too_large"
-    if isinstance(error, TimeoutError):
-        return "timeout"
-    return "refused" if isinstance(error, aiohttp.ClientConnectorError) else "broken"

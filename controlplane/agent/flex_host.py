@@ -52,7 +52,6 @@ class EngineFlexHost:
             if with_p95:
                 class_id = self._engine.registry.class_id(queue.spec.slug)
                 waits.merge(self._engine.figures.of_class(class_id, now_us).wait.snapshot(now_us))
-                for age_us in waiting_ages(queue, now_us):
-                    waits.record(age_us)
+                waits.record_all(waiting_ages(queue, now_us))
         # One quantile over all interactive classes, as the control plane makes it of a pool's reports.
         return InteractiveSigns(oldest_us, waits.quantile_us(0.95))

@@ -126,10 +126,10 @@ class FrontDesk:
     def snapshot(self, call: Call, klass: ClassEntry, now_us: int) -> Snapshot:
         """What the decision looks at for one class; leaves on the call what follows from that class."""
         engine = self._engine
-        registry, policy, tenant = engine.registry, klass.policy, call.tenant
-        estimate = registry.estimate_of(tenant.policy.id, policy.id)
+        registry, tenant = engine.registry, call.tenant
+        estimate = registry.estimate_of(tenant.id, klass.id)
         prompt_tokens = call.prompt_tokens or estimate.prompt_tokens(call.prompt_bytes)
-        max_output = call.asked_output or min(policy.default_output_tokens, policy.max_output_tokens)
+        max_output = call.asked_output or klass.output_tokens
         if call.one_shot:
             max_output = 0
         expected = estimate.output_tokens(max_output)
@@ -140,36 +140,34 @@ class FrontDesk:
         call.prompt_tokens, call.max_output_tokens, call.expected_output = prompt_tokens, max_output, expected
         call.estimate, call.raw_gpu_us, call.gpu_us = estimate, raw_us, gpu_us
         call.kv_tokens = prompt_tokens + call.n * expected
-        call.card = registry.card_at(policy.slug, now_us)
-        call.preemptible = (
-            policy.retry_safe and policy.cancellable and engine.backend.cancels_promptly and not call.stream
-        )
+        call.card = registry.card_at(klass.slug, now_us)
+        call.preemptible = klass.safe_to_repeat and engine.backend.cancels_promptly and not call.stream
         call.fits_drain = klass.is_batch and fits_loan(
             BatchAttempt(
                 stay_us=raw_us * engine.flex.places_most + (engine.backend.wait_us(call.path) if call.one_shot else 0),
-                retry_safe=policy.retry_safe and policy.cancellable,
+                retry_safe=klass.safe_to_repeat,
                 cancels_promptly=engine.backend.cancels_promptly,
                 byte_sent=call.stream,
             ),
             drain_bound_us=engine.drain_bound_us,
         )
-        call.deadline_us = call.arrived_us + policy.default_deadline_s * 1_000_000 if klass.is_batch else None
+        call.deadline_us = call.arrived_us + klass.deadline_us if klass.is_batch else None
         snapshot = Snapshot(
             now_us,
             call.key.view,
             tenant.view,
             klass.view,
             call.card,
-            self._budget(call, klass, now_us) if tenant.policy.hard_budget else None,
+            self._budget(call, klass, now_us) if tenant.hard_budget else None,
             call.model,
             prompt_tokens,
-            prompt_tokens_bound(call.prompt_bytes, policy.template_allowance_tokens),
+            prompt_tokens_bound(call.prompt_bytes, klass.policy.template_allowance_tokens),
             max_output,
             expected,
             call.n,
             klass.stage_timeout_us,
         )
-        if policy.slug in registry.classes:
+        if klass.slug in registry.classes:
             engine.scheduler.observe(
                 snapshot,
                 kv_tokens=call.kv_tokens,

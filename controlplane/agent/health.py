@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from controlplane.agent.engine import Engine
+from controlplane.agent.gpu_watch import GpuWatch
 from controlplane.agent.policy_state import LiveList, PolicyState
 from controlplane.agent.readiness import not_ready
 from controlplane.agent.spool_store import SpoolStore
@@ -92,9 +93,21 @@ def _server(engine: Engine) -> dict[str, Any] | None:
         "running": reading.running,
         "waiting": reading.waiting,
         "kv_used": reading.kv_used,
+        "gpus": None if watch.gpus is None else _gpus(watch.gpus),
         "figures_age_ms": None if age_s is None else round(age_s * 1000),
         "figures_failed": watch.failed,
         "restarts": watch.totals.restarts,
+    }
+
+
+def _gpus(watch: GpuWatch) -> dict[str, Any]:
+    """What DCGM's exporter says of the server's GPUs; null is unknown."""
+    memory, age_s = watch.memory, watch.age_s
+    return {
+        "used_bytes": memory.used_bytes,
+        "total_bytes": memory.total_bytes,
+        "age_ms": None if age_s is None else round(age_s * 1000),
+        "failed": watch.failed,
     }
 
 

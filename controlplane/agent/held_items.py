@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from controlplane.agent.api_fields import ApiBody
     from controlplane.agent.call import Call
 
-BEST_EFFORT_US: Final = 1 << 62
+BEST_EFFORT_US: Final = 1 << 61
 MARGIN_US: Final = 10_000_000
 """Before its lease ends an item that has not begun is handed back, so that its next lease is no new attempt."""
 LEARNT_ENDS: Final = 20

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from controlplane.agent.call import Call
     from controlplane.agent.engine import Engine
 
-ADMITTED = "admitted"
+ADMITTED: Final = "admitted"
 
 Row = TypeVar("Row")
 
@@ -82,11 +82,12 @@ class Figures:
             figures.wait.record(as_wait_us, now_us)
 
 
-def waiting_ages(queue: ClassQueue, now_us: int) -> Iterable[int]:
+def waiting_ages(queue: ClassQueue, now_us: int) -> list[int]:
     """Present ages of everything that waits in a class."""
-    for waiting in (queue.waiting, queue.returned):
-        for request in waiting.values():
-            yield max(0, now_us - request.arrival_us)
+    ages_us = [max(0, now_us - request.arrival_us) for request in queue.waiting.values()]
+    if queue.returned:
+        ages_us += [max(0, now_us - request.arrival_us) for request in queue.returned.values()]
+    return ages_us
 
 
 class Picture(NamedTuple):
@@ -157,16 +158,17 @@ class _Sums:
         """Count a flow in; True for one that was quiet for all windows and can be forgotten."""
         totals = flow.demand(now_us)
         if totals is not None:
-            requests, tokens, refused = totals
+            requests, tokens, refused, present = totals
             tenants, keys, classes = self._demand
             for sums, number in ((tenants, flow.tenant_id), (keys, flow.key_id), (classes, flow.class_id)):
                 sum_ = sums.get(number)
                 if sum_ is None:
-                    sums[number] = [requests, tokens, refused]
+                    sums[number] = [requests, tokens, refused, present]
                 else:
                     sum_[0] += requests
                     sum_[1] += tokens
                     sum_[2] += refused
+                    sum_[3] += present
         if not flow.present and flow.quiet(now_us):
             return totals is None
         class_id, place = flow.class_id, (flow.class_id, flow.tenant_id)
@@ -180,7 +182,7 @@ class _Sums:
         return False
 
     def demand(self) -> list[Demand]:
-        """Demand of the last 10 s by tenant, key and class."""
+        """Demand of the last 10 s, and who is here, by tenant, key and class."""
         return [
             Demand(scope, number, *totals)
             for scope, sums in zip("tkc", self._demand, strict=True)
@@ -202,9 +204,11 @@ class _ClassQueue(NamedTuple):
 
 def _engine_live(engine: Engine) -> EngineLive | None:
     watch = engine.readiness.watch
-    if watch is None or not watch.reading.engine:
+    if watch is None:
         return None
     reading = watch.reading
+    if not reading.engine and reading.gpu_used_bytes is None:
+        return None
     return EngineLive(
         engine=reading.engine,
         running=reading.running,
@@ -246,8 +250,7 @@ def _class_live(engine: Engine, queue: ClassQueue, sums: dict[int, PresenceSums]
     found.started_us = figures.started_us
     presence = found.figures(now_us)
     wait: Histogram = figures.wait.snapshot(now_us)
-    for age_us in waiting_ages(queue, now_us):
-        wait.record(age_us)
+    wait.record_all(waiting_ages(queue, now_us))
     oldest_us = queue.oldest_arrival_us()
     head = next((request for waiting in (queue.returned, queue.waiting) for request in waiting.values()), None)
     call = None if head is None else engine.calls.get(int(head.id))

@@ -319,6 +319,17 @@ def _server(engine: Engine) -> Iterator[Metric]:
         "Looks at its metrics page that brought nothing, by reason.",
         [({"reason": reason}, count) for reason, count in watch.failed.items()],
     )
+    yield gauge(
+        "flexband_server_gpu_memory_bytes",
+        "Memory of the inference server's GPUs, as it or DCGM tells: used, and all there is.",
+        _known({"kind": "used"}, reading.gpu_used_bytes) + _known({"kind": "total"}, reading.gpu_total_bytes),
+    )
+    if watch.gpus is not None:
+        yield counter(
+            "flexband_gpu_scrapes_failed_total",
+            "Looks at the page of DCGM's exporter that brought nothing, by reason.",
+            [({"reason": reason}, count) for reason, count in watch.gpus.failed.items()],
+        )
 
 
 def _known(labels: Mapping[str, str], value: float | None) -> list[tuple[Mapping[str, str], float]]:

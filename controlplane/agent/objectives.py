@@ -16,7 +16,7 @@ NEUTRAL: Final = "neutral"
 SLOW: Final = "slow"
 DOWNGRADED: Final = "downgraded"
 STREAM_METRICS: Final = frozenset({"ttft", "tpot"})
-FAR_FUTURE_US: Final = 1 << 62
+FAR_FUTURE_US: Final = 1 << 61
 
 
 class Judge:

@@ -47,6 +47,10 @@ class Options:
     """Whole address of Triton's metrics; empty is port 8002 of the upstream's host."""
     triton_text_input: str = "TEXT"
     triton_embedding_output: str = "EMBEDDING"
+    dcgm_metrics: str = ""
+    """Whole address of DCGM's exporter; empty: GPU memory is what the inference server's own metrics tell."""
+    dcgm_gpus: tuple[str, ...] = ()
+    """Indexes or UUIDs of the inference server's GPUs; empty is every GPU of that page."""
     broker: str = ""
     insecure: bool = False
     seed: int = 0
@@ -85,6 +89,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--triton-metrics", default="", metavar="URL", help="default: port 8002 of the upstream's host")
     made.add_argument("--triton-text-input", default="TEXT", metavar="NAME", help="tensor that takes texts to embed")
     made.add_argument("--triton-embedding-output", default="EMBEDDING", metavar="NAME", help="tensor with embeddings")
+    made.add_argument("--dcgm-metrics", default="", metavar="URL", help="DCGM's exporter, asked for GPU memory")
+    made.add_argument("--dcgm-gpus", default="", metavar="LIST", help="its GPUs, such as 0,1 (default: all)")
     made.add_argument("--slots", type=int, default=1, help="slots this machine offers (default: 1)")
     made.add_argument("--listen", default="127.0.0.1:9001", metavar="HOST:PORT", help="where tenants connect")
     made.add_argument("--admin-listen", default="127.0.0.1:9101", metavar="HOST:PORT", help="metrics and health")
@@ -133,6 +139,8 @@ def parse(arguments: list[str]) -> Options:
         triton_metrics=given.triton_metrics,
         triton_text_input=given.triton_text_input,
         triton_embedding_output=given.triton_embedding_output,
+        dcgm_metrics=with_path(given.dcgm_metrics, "/metrics") if given.dcgm_metrics else "",
+        dcgm_gpus=tuple(name for name in map(str.strip, given.dcgm_gpus.split(",")) if name),
         broker=given.broker,
         insecure=given.insecure,
         seed=given.seed,
@@ -152,7 +160,12 @@ def traces_url(endpoint: str) -> str:
     parts = urlsplit(endpoint)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise UsageError(f"--otlp-endpoint must be a URL like http://127.0.0.1:4318, not {endpoint!r}")
-    return endpoint.rstrip("/") + "/v1/traces" if parts.path in ("", "/") else endpoint
+    return with_path(endpoint, "/v1/traces")
+
+
+def with_path(address: str, usual: str) -> str:
+    """An address with its usual path, or as given with a path of its own."""
+    return address.rstrip("/") + usual if urlsplit(address).path in ("", "/") else address
 
 
 def _check_backend(given: argparse.Namespace) -> None:
@@ -163,6 +176,10 @@ def _check_backend(given: argparse.Namespace) -> None:
         raise UsageError("--upstream is for --backend openai and triton: leave it out, or choose one of them")
     if given.triton_metrics and not _is_http(given.triton_metrics):
         raise UsageError("--triton-metrics must be an address like http://127.0.0.1:8002/metrics")
+    if given.dcgm_metrics and not (_is_http(given.dcgm_metrics) and given.upstream):
+        raise UsageError("--dcgm-metrics must be an address like http://127.0.0.1:9400/metrics, beside --upstream")
+    if given.dcgm_gpus and not given.dcgm_metrics:
+        raise UsageError("--dcgm-gpus names GPUs of the page of --dcgm-metrics: give that too")
     if not given.triton_text_input or not given.triton_embedding_output:
         raise UsageError("--triton-text-input and --triton-embedding-output must be names of the model's tensors")
     if given.sim_batch_fixed < 0 or given.sim_batch_input < 0:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from controlplane.core.admission_snapshot import BudgetView, LeaseState
@@ -24,7 +24,9 @@ class SlicePurse(LeasePurse):
 class HeldLease:
     """One lease row of the control plane as it is spent here."""
 
-    __slots__ = ("closed_us", "ends_us", "epoch", "expires_us", "job", "learnt_us", "lease_id", "purse", "tenant_id")
+    __slots__ = (
+        "closed_us", "ends_us", "epoch", "expires_us", "job", "learnt_us", "lease_id", "purse", "tenant_id", "told",
+    )  # fmt: skip
 
     def __init__(self, lease: Lease, epoch: int, now_us: int, ahead_us: int) -> None:
         self.lease_id = lease.lease_id
@@ -39,6 +41,8 @@ class HeldLease:
         """The same by the clock here."""
         self.learnt_us = now_us
         self.closed_us: int | None = None
+        self.told = False
+        """Whether a report has all that was spent of it: it is closed, and nothing was reserved any more."""
 
     def usable(self, now_us: int) -> bool:
         return self.closed_us is None and now_us < self.expires_us
@@ -107,11 +111,7 @@ class LeaseBook:
         for held in list(self._leases.values()):
             if held.lease_id not in named and held.learnt_us < asked_us and held.closed_us is None:
                 held.close(now_us)
-            if (
-                held.closed_us is not None
-                and not held.purse.reserved_nanos
-                and now_us - held.closed_us > CLOSED_KEEP_US
-            ):
+            if held.closed_us is not None and held.told and now_us - held.closed_us > CLOSED_KEEP_US:
                 self._forget(held)
         for entry in exhausted:
             self._exhausted[entry.tenant_id] = entry, now_us
@@ -130,7 +130,7 @@ class LeaseBook:
                 self._exhausted.pop(lease.tenant_id, None)
             return
         if held.closed_us is not None and held.epoch == self.epoch and lease.expires_us > held.ends_us:
-            held.closed_us = None
+            held.closed_us, held.told = None, False
         held.ends_us, held.expires_us = lease.expires_us, lease.expires_us + self._ahead_us
         more = lease.amount_nanos - held.purse.granted_nanos
         if more > 0:
@@ -230,6 +230,13 @@ class LeaseBook:
             else [*self._by_tenant.get(tenant_id, ()), *self._slices.get(tenant_id, ())]
         )
         return [LeaseSpend(h.lease_id, h.purse.settled_nanos, h.purse.reserved_nanos) for h in held]
+
+    def note_told(self, spends: Iterable[LeaseSpend]) -> None:
+        """A report that is written down says this. A closed lease of which nothing is reserved is told whole by it."""
+        for spend in spends:
+            held = self._leases.get(spend.lease_id)
+            if held is not None:
+                held.told = held.closed_us is not None and not spend.reserved_nanos
 
     def spends_of_epoch(self, epoch: int) -> list[LeaseSpend]:
         """Spent and reserved of the leases of an epoch so far, of those that are still held."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hashlib import sha256
+from typing import Final
 
 from controlplane.agent.answers import header_text
 from controlplane.agent.policy_state import LiveList, instant_us
@@ -24,14 +25,20 @@ from controlplane.wire.report import Share
 
 ACTIVE = "active"
 REQUEST_BURST_S = 2
-FREE_CARD = RateCard(0, 0, 0)
+FREE_CARD: Final = RateCard(0, 0, 0)
 PRESENTED_MAX = 4_096
 
 
 class ClassEntry:
-    """A workload class with what is derived from its policy once."""
+    """A workload class with what is derived from its policy once.
 
-    __slots__ = ("is_batch", "policy", "slug_text", "stage_timeout_us", "view")
+    Requests read these fields: compiled code reads those of a message through the interpreter.
+    """
+
+    __slots__ = (
+        "deadline_us", "id", "is_batch", "max_output_tokens", "output_tokens", "policy", "safe_to_repeat", "slug",
+        "slug_text", "stage_timeout_us", "view",
+    )  # fmt: skip
 
     def __init__(self, policy: ClassPolicy) -> None:
         self.view = ClassView(policy.slug)
@@ -39,7 +46,15 @@ class ClassEntry:
 
     def take(self, policy: ClassPolicy) -> None:
         self.policy = policy
+        self.id = policy.id
+        self.slug = policy.slug
         self.is_batch = policy.kind == ClassKind.BATCH
+        self.max_output_tokens = policy.max_output_tokens
+        self.output_tokens = min(policy.default_output_tokens, policy.max_output_tokens)
+        """Of a request that names no limit."""
+        self.safe_to_repeat = policy.retry_safe and policy.cancellable
+        self.deadline_us = policy.default_deadline_s * 1_000_000
+        """After arrival, of batch that names none."""
         self.slug_text = header_text(policy.slug)
         """The slug as headers carry it."""
         self.stage_timeout_us = policy.stage_timeout_s * 1_000_000
@@ -55,14 +70,19 @@ class ClassEntry:
 class TenantEntry:
     """A tenant; `posture` is what its requests meet when neither lease nor control plane is there."""
 
-    __slots__ = ("policy", "posture", "view")
+    __slots__ = ("estimates", "hard_budget", "id", "policy", "posture", "slug", "view")
 
     def __init__(self, policy: TenantPolicy) -> None:
+        self.estimates: dict[str, DemandEstimate] = {}
+        """Those of the registry, by class, once a request asked."""
         self.view = TenantView(policy.slug, concurrency=ConcurrencyCounter(policy.max_concurrency))
         self.take(policy)
 
     def take(self, policy: TenantPolicy) -> None:
         self.policy = policy
+        self.id = policy.id
+        self.slug = policy.slug
+        self.hard_budget = policy.hard_budget
         self.posture = OutagePosture(policy.outage_posture)
         self.view.classes = frozenset(policy.classes)
         self.view.models = frozenset(policy.models) or None
@@ -143,6 +163,9 @@ class Registry:
                 known.take(tenant)
         for tenant_id in self.tenants.keys() - {tenant.id for tenant in document.tenants}:
             del self.tenants[tenant_id]
+        for one in self.tenants.values():
+            # A class of the same name may be another one now.
+            one.estimates.clear()
         self._cards = {}
         for rate in sorted(document.rates, key=lambda rate: instant_us(rate.effective_from)):
             card = RateCard(
@@ -247,10 +270,14 @@ class Registry:
     def card_at(self, class_slug: str, now_us: int) -> RateCard:
         """The card in force for arrivals at an instant; a class without one costs nothing (rate_version 0)."""
         found = FREE_CARD
-        for dated in self._cards.get(class_slug, ()):
-            if dated.from_us > now_us:
-                break
-            found = dated.card
+        if not self._cards:
+            return found
+        cards = self._cards.get(class_slug)
+        if cards is not None:
+            for dated in cards:
+                if dated.from_us > now_us:
+                    break
+                found = dated.card
         return found
 
     def estimate_of(self, tenant_id: int, class_id: int) -> DemandEstimate:
@@ -258,6 +285,13 @@ class Registry:
         estimate = self.estimates.get((tenant_id, class_id))
         if estimate is None:
             estimate = self.estimates[tenant_id, class_id] = DemandEstimate()
+        return estimate
+
+    def estimate_for(self, tenant: TenantEntry, klass: ClassEntry) -> DemandEstimate:
+        """The same by its entries: found at once from the second time on."""
+        estimate = tenant.estimates.get(klass.slug)
+        if estimate is None:
+            estimate = tenant.estimates[klass.slug] = self.estimate_of(tenant.id, klass.id)
         return estimate
 
     def is_batch(self, class_slug: str) -> bool:

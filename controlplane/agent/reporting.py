@@ -203,6 +203,7 @@ def _cut_once(
         engine.desk.log.put_back(samples_left, samples_dropped)
         body = _body(spool, report)
     spool.cut(Cut(seq, now_us, len(report.records), report.seal, body))
+    engine.leases.note_told(report.spends)
     return whole
 
 

@@ -7,19 +7,14 @@ from django import forms
 
 from controlplane.alerts.actions import KIND_WORDS, SILENCE_LONGEST
 from controlplane.alerts.models import Alert, Receiver, Severity
-from controlplane.audit.forms import ReasonForm
-from controlplane.audit.reasons import REASON_CHARS_MAX
+from controlplane.audit.forms import ReasonForm, reason_field
 
 
-class NoteForm(forms.Form):
+class NoteForm(ReasonForm):
     """What is being done about an alert."""
 
-    reason = forms.CharField(
-        label="Note",
-        help_text="What you do about it; others see it beside the alert and in the audit log",
-        max_length=REASON_CHARS_MAX,
-        widget=forms.Textarea(attrs={"rows": 3}),
-        error_messages={"required": "Enter a note."},
+    reason = reason_field(
+        "Note", "What you do about it; others see it beside the alert and in the audit log", "Enter a note."
     )
 
 

@@ -8,16 +8,25 @@ from django.core.exceptions import ValidationError
 from controlplane.audit.reasons import REASON_CHARS_MAX
 
 
+def reason_field(
+    label: str = "Reason",
+    help_text: str = "Kept in the audit log with your name",
+    missing: str = "Enter a reason.",
+) -> forms.CharField:
+    """What is said of a change, as long as the audit log takes it; `missing` is what an empty one is told."""
+    return forms.CharField(
+        label=label,
+        help_text=help_text,
+        max_length=REASON_CHARS_MAX,
+        widget=forms.Textarea(attrs={"rows": 3}),
+        error_messages={"required": missing},
+    )
+
+
 class ReasonForm(forms.Form):
     """The reason of a change, kept in the audit log."""
 
-    reason = forms.CharField(
-        label="Reason",
-        help_text="Kept in the audit log with your name",
-        max_length=REASON_CHARS_MAX,
-        widget=forms.Textarea(attrs={"rows": 3}),
-        error_messages={"required": "Enter a reason."},
-    )
+    reason = reason_field()
 
 
 def take_errors(form: forms.Form, error: ValidationError, field_of: Mapping[str, str] | None = None) -> None:

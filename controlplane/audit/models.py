@@ -1,7 +1,9 @@
 """The audit log: who changed what, when, from what to what, and why. Rows are only ever added."""
 
+from django.contrib.postgres.indexes import GinIndex, OpClass
 from django.db import models
 from django.db.models import Q
+from django.db.models.functions import Upper
 
 
 class AuditEntry(models.Model):
@@ -25,6 +27,9 @@ class AuditEntry(models.Model):
     class Meta:
         indexes = [
             models.Index(fields=["noun", "object_id"]),
+            models.Index(fields=["noun", "action"], name="audit_entry_vocabulary"),
+            # what `icontains` compares, by the three letters that follow each other in it
+            GinIndex(OpClass(Upper("actor_name"), "gin_trgm_ops"), name="audit_entry_actor"),
             models.Index(fields=["request_id"], condition=~Q(request_id=""), name="audit_entry_request"),
         ]
 

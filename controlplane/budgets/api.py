@@ -18,7 +18,8 @@ from controlplane.budgets import actions
 from controlplane.budgets.increase_queries import increases_of, state_of
 from controlplane.budgets.increases import add_increase, end_increase
 from controlplane.budgets.models import Budget, BudgetIncrease, BudgetNotice
-from controlplane.budgets.queries import Standing, notices, standings, visible_budgets
+from controlplane.budgets.queries import STATES, Standing, notices, standings, visible_budgets
+from controlplane.budgets.spend_states import budgets_in_state
 from controlplane.tenants.access import may
 from controlplane.tenants.queries import visible_tenants
 from controlplane.tenants.rest import MoneyField, ReasonField, ReasonSerializer, VersionedViewSet, edits, writes
@@ -149,10 +150,18 @@ class NoticeSerializer(serializers.ModelSerializer):
 class BudgetFilter(django_filters.FilterSet):
     tenant = django_filters.CharFilter("tenant__slug")
     archived = django_filters.BooleanFilter("archived_at", "isnull", exclude=True)
+    state = django_filters.ChoiceFilter(
+        choices=[(name, name) for name in STATES],
+        method="in_state",
+        help_text="stopped (or over a soft limit), near or forecast: over it, as of the last forecast of all budgets.",
+    )
 
     class Meta:
         model = Budget
         fields = ("period", "hard")
+
+    def in_state(self, rows: QuerySet[Budget], name: str, value: str) -> QuerySet[Budget]:
+        return rows.filter(pk__in=budgets_in_state(*STATES[value], now=timezone.now()))
 
 
 class BudgetViewSet(ListModelMixin, VersionedViewSet):

@@ -20,7 +20,7 @@ from typing import Any, Final, TypeVar
 from psycopg import Cursor
 from psycopg.types.json import Jsonb
 
-from controlplane.budgets.shares import SILENCE, Divided, Limit, Snapshot, no_share, read_snapshot
+from controlplane.budgets.shares import SILENCE, Asked, Divided, Limit, Snapshot, no_share, read_snapshot
 from controlplane.wire.report import Share
 
 FRESH: Final = timedelta(seconds=1)
@@ -114,17 +114,17 @@ def _body(snapshot: Snapshot) -> dict[str, Any]:
         ],
         "agents": list(snapshot.agents),
         "demand": [
-            [scope, subject, agent_id, requests, tokens]
+            [scope, subject, agent_id, *one]
             for (scope, subject), asked in snapshot.demand.items()
-            for agent_id, (requests, tokens) in asked.items()
+            for agent_id, one in asked.items()
         ],
     }
 
 
 def _read(body: dict[str, Any]) -> Snapshot:
     snapshot = Snapshot([Limit(*row) for row in body["limits"]], list(body["agents"]))
-    for scope, subject, agent_id, requests, tokens in body["demand"]:
-        snapshot.demand.setdefault((scope, subject), {})[agent_id] = (requests, tokens)
+    for scope, subject, agent_id, *one in body["demand"]:
+        snapshot.demand.setdefault((scope, subject), {})[agent_id] = Asked(*one)
     return snapshot
 
 

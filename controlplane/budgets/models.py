@@ -98,6 +98,17 @@ class BudgetNotice(models.Model):
     limit_nanos = models.BigIntegerField()
 
 
+class BudgetForecast(models.Model):
+    """What the window of a budget that ends at `ends_at` was likely to hold at its end, as of `made_at`; null: not
+    known then. Lists are put in order by it; a page of a budget works its own out.
+    """
+
+    budget = models.OneToOneField(Budget, on_delete=models.CASCADE, primary_key=True, related_name="kept_forecast")
+    ends_at = models.DateTimeField()
+    point_nanos = models.BigIntegerField(null=True, blank=True)
+    made_at = models.DateTimeField()
+
+
 class Lease(models.Model):
     """Money an agent may spend for a tenant without asking. Counted until settled, sealed or written off.
 
@@ -170,10 +181,10 @@ class LeaseWindow(models.Model):
 
 
 class AgentDemand(models.Model):
-    """What an agent was asked for in the last 10 s: shares of installation-wide limits follow it.
+    """What an agent was asked for in the last 10 s and who is there: shares of installation-wide limits follow it.
 
-    `demand` is [[scope, id, requests, tokens, refused], ...]. The next report rebuilds the row, so it is unlogged.
-    `told` is the division that its last answer came from, `acked` the one that it has taken for sure; 0 is none.
+    `demand` is [[scope, id, requests, tokens, refused, present], ...]. The next report rebuilds the row, so it is
+    unlogged. `told` is the division that its last answer came from, `acked` the one it has taken for sure; 0 is none.
     """
 
     agent_id = models.IntegerField(primary_key=True)

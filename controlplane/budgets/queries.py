@@ -5,18 +5,18 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from django.contrib.auth.models import AnonymousUser, User
-from django.db.models import QuerySet
+from django.db.models import Case, IntegerField, QuerySet, Value, When
 from django.http import Http404
 
 from controlplane.budgets.forecasts import Outlook, outlook, spend_days
 from controlplane.budgets.increase_queries import in_force
 from controlplane.budgets.models import Budget, BudgetIncrease, BudgetNotice, BudgetWindow, Lease
-from controlplane.budgets.spend_states import OK, spend_state
+from controlplane.budgets.spend_states import FORECAST, NEAR, OK, OVER, STOPPED, budgets_in_state, spend_state
 from controlplane.core.period import Calendar, load_zone, window_at
 from controlplane.core.spend_forecast import DaySpend
 from controlplane.fleet.models import Agent
 from controlplane.tenants.models import Tenant
-from controlplane.tenants.queries import visible_tenants
+from controlplane.tenants.queries import of_visible_tenants
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class OutstandingLease:
 
 def visible_budgets(user: User | AnonymousUser) -> QuerySet[Budget]:
     """Budgets of the tenants that the person may see."""
-    return Budget.objects.filter(tenant__in=visible_tenants(user)).select_related("tenant")
+    return of_visible_tenants(user, Budget.objects.select_related("tenant"))
 
 
 def budget_for(user: User | AnonymousUser, budget_id: int) -> Budget:
@@ -128,6 +128,29 @@ def standings(budgets: Iterable[Budget], now: datetime) -> list[Standing]:
         _standing(row, windows, raised.get(row.pk, []), [] if row.archived_at else days.get(row.tenant_id, []), now)
         for row in rows
     ]
+
+
+STATES = {
+    "stopped": (STOPPED, OVER),
+    "near": (NEAR,),
+    "forecast": (FORECAST,),
+}
+"""States that lists are filtered by: the worst first, which is also the order of attention."""
+
+
+def by_attention(budgets: QuerySet[Budget], now: datetime) -> QuerySet[Budget]:
+    """With the annotation `attention` that sorts what needs it first; archived ones come last."""
+    return budgets.annotate(
+        attention=Case(
+            When(archived_at__isnull=False, then=Value(len(STATES) + 1)),
+            *(
+                When(pk__in=budgets_in_state(*states, now=now), then=Value(place))
+                for place, states in enumerate(STATES.values())
+            ),
+            default=Value(len(STATES)),
+            output_field=IntegerField(),
+        )
+    )
 
 
 def history(budget: Budget, limit: int = 12) -> list[BudgetWindow]:

@@ -11,12 +11,13 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
+from msgspec import Struct
 from psycopg import Cursor
 from psycopg.types.json import Jsonb
 
-from controlplane.core.leases import divide_among
+from controlplane.core.leases import Division, divide_among, divide_places
 from controlplane.wire.report import Demand, Share
 
 SILENCE = timedelta(seconds=6)
@@ -26,8 +27,7 @@ Amount = TypeVar("Amount", int, float)
 _SCOPE_NAMES = {TENANT: "tenant", KEY: "key", CLASS: "class"}
 
 
-@dataclass(frozen=True, slots=True)
-class DemandRow:
+class DemandRow(Struct, frozen=True):
     """What one report says of the last 10 s."""
 
     agent_id: int
@@ -53,7 +53,10 @@ def note_demand(cursor: Cursor[Any], rows: Sequence[DemandRow], now: datetime) -
             now,
             [row.agent_id for row in ordered],
             [row.pool_id for row in ordered],
-            [Jsonb([[d.scope, d.id, d.requests, d.tokens, d.refused] for d in row.demand]) for row in ordered],
+            [
+                Jsonb([[d.scope, d.id, d.requests, d.tokens, d.refused, d.present] for d in row.demand])
+                for row in ordered
+            ],
         ),
     )
 
@@ -75,13 +78,21 @@ class Limit:
     tokens_per_minute: int | None
 
 
+class Asked(NamedTuple):
+    """What an agent was asked for in the last 10 s, and the requests that are there now."""
+
+    requests: int
+    tokens: int
+    present: int = 0
+
+
 @dataclass
 class Snapshot:
-    """Limits, and what every agent that was heard of lately asked for: (scope, id) -> agent -> (requests, tokens)."""
+    """Limits, and what every agent that was heard of lately was asked for: (scope, id) -> agent -> that."""
 
     limits: list[Limit] = field(default_factory=list)
     agents: list[int] = field(default_factory=list)
-    demand: dict[tuple[str, int], dict[int, tuple[int, int]]] = field(default_factory=dict)
+    demand: dict[tuple[str, int], dict[int, Asked]] = field(default_factory=dict)
 
 
 _LIMITS_SQL = """
@@ -100,8 +111,8 @@ def read_snapshot(cursor: Cursor[Any], now: datetime) -> Snapshot:
     snapshot = Snapshot(limits=limits)
     for agent_id, rows in cursor.fetchall():
         snapshot.agents.append(agent_id)
-        for scope, subject, requests, tokens, _refused in rows:
-            snapshot.demand.setdefault((scope, subject), {})[agent_id] = (requests, tokens)
+        for scope, subject, requests, tokens, _refused, *present in rows:
+            snapshot.demand.setdefault((scope, subject), {})[agent_id] = Asked(requests, tokens, *present)
     return snapshot
 
 
@@ -199,19 +210,26 @@ class Divided:
 
     def _divide(self, at: int, limit: Limit) -> _Kinds:
         asked = self.snapshot.demand.get((limit.scope, limit.id), {})
-        requests = {agent_id: n for agent_id, (n, _) in asked.items() if n > 0 and agent_id in self._places}
-        tokens = {agent_id: n for agent_id, (_, n) in asked.items() if n > 0 and agent_id in self._places}
+        known = {agent_id: one for agent_id, one in asked.items() if agent_id in self._places}
+        requests = {agent_id: one.requests for agent_id, one in known.items() if one.requests > 0}
+        tokens = {agent_id: one.tokens for agent_id, one in known.items() if one.tokens > 0}
+        present = {agent_id: one.present for agent_id, one in known.items() if one.present > 0}
         kinds = (
-            self._whole(limit.concurrency, requests),
+            self._concurrency(limit.concurrency, requests, present),
             self._rate(limit.requests_per_s, requests),
-            self._whole(limit.tokens_per_minute, tokens),
+            self._tokens(limit.tokens_per_minute, tokens),
         )
-        for agent_id in requests.keys() | tokens.keys():
+        for agent_id in requests.keys() | tokens.keys() | present.keys():
             self._own[agent_id].append((at, _share(limit, kinds, agent_id, self._places[agent_id])))
         return kinds
 
-    def _whole(self, limit: int | None, asking: Mapping[int, int]) -> _Parts[int]:
-        return _UNLIMITED if limit is None else self._parts(limit, asking, int)
+    def _concurrency(self, limit: int | None, asked: Mapping[int, int], present: Mapping[int, int]) -> _Parts[int]:
+        if limit is None:
+            return _UNLIMITED
+        return self._parts(divide_places(limit, asked, present, len(self.agents)), int)
+
+    def _tokens(self, limit: int | None, asking: Mapping[int, int]) -> _Parts[int]:
+        return _UNLIMITED if limit is None else self._parts(self._among(limit, asking), int)
 
     def _rate(self, limit: float | None, asking: Mapping[int, int]) -> _Parts[float]:
         """Thousandths of a request per second; whole requests where the limit allows one to each agent."""
@@ -219,13 +237,15 @@ class Divided:
             return _UNLIMITED
         each = 0 if limit < len(self.agents) else 1
         free = int((limit - each * len(self.agents)) * 1000)
-        return self._parts(free, asking, lambda thousandths: each + thousandths / 1000)
+        return self._parts(self._among(free, asking), lambda thousandths: each + thousandths / 1000)
 
-    def _parts(self, free: int, asking: Mapping[int, int], amount: Callable[[int], Amount]) -> _Parts[Amount]:
-        division = divide_among(free, asking, len(self.agents) - len(asking))
+    def _among(self, free: int, asking: Mapping[int, int]) -> Division[int]:
+        return divide_among(free, asking, len(self.agents) - len(asking))
+
+    def _parts(self, division: Division[int], amount: Callable[[int], Amount]) -> _Parts[Amount]:
         until = division.more
         if until:
-            for place in sorted(self._places[agent_id] for agent_id in asking):
+            for place in sorted(self._places[agent_id] for agent_id in division.asking):
                 until += place < until
         return _Parts(
             {agent_id: amount(part) for agent_id, part in division.asking.items()},

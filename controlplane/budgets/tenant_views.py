@@ -11,11 +11,13 @@ from django.urls import reverse
 from django.utils import timezone
 
 from controlplane.audit.queries import AuditFilter, entries, waits_for_push, with_revision
+from controlplane.budgets.kept_forecasts import forecasts_made_at
 from controlplane.budgets.models import Budget
 from controlplane.budgets.queries import ancestors, outstanding_leases, standings
 from controlplane.budgets.tenant_queries import (
     SORTS,
     TenantRow,
+    by_attention,
     charged_this_month,
     contracts_of,
     refusals_of,
@@ -28,7 +30,7 @@ from controlplane.tenants.bulk_nouns import TENANTS
 from controlplane.tenants.bulk_views import bulk_bar
 from controlplane.tenants.models import ApiKey, Tenant
 from controlplane.tenants.queries import class_slugs, installation, tenant_for, visible_tenants
-from controlplane.web.exports import CsvResponse, decimal_of_nanos, in_batches
+from controlplane.web.exports import CsvResponse, decimal_of_nanos, in_batches, in_present_order
 from controlplane.web.pagination import BadCursor, keyset_page
 from controlplane.web.views import bad_request
 
@@ -44,12 +46,16 @@ def tenants(request: HttpRequest) -> HttpResponseBase:
     now = timezone.now()
     text, state = request.GET.get("q", "").strip()[:120], request.GET.get("state", "")
     chosen_class = request.GET.get("class", "")
-    sort = request.GET.get("sort", "attention")
-    order = SORTS.get(sort, SORTS["attention"])
+    sort = request.GET.get("sort", "")
+    sort = sort if sort in SORTS else "attention"
+    order = SORTS[sort]
     visible = visible_tenants(request.user)
-    found = searched(visible, text=text, state=state, workload_class=chosen_class, now=now)
+    found = searched(visible, text=text, state=state, workload_class=chosen_class)
+    if sort == "attention":
+        found = by_attention(found, now)
     if request.GET.get("format") == "csv":
-        batches = in_batches(found.order_by(*order))
+        moves = sort == "attention"
+        batches = in_present_order(found, order, visible) if moves else in_batches(found, order)
         return _csv(row for batch in batches for row in rows_of(batch, now))
     try:
         page = keyset_page(found, order, cursor=request.GET.get("cursor"))
@@ -68,6 +74,8 @@ def tenants(request: HttpRequest) -> HttpResponseBase:
         "chosen_class": chosen_class,
         "classes": class_slugs(),
         "now": now,
+        "forecasts_at": forecasts_made_at(now),
+        "by_forecast": sort == "attention",
         "may_write": may(request.user, "tenant.write"),
         **bulk_bar(request, TENANTS, page.rows),
     }

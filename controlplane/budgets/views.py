@@ -20,8 +20,19 @@ from controlplane.budgets.forecasts import Outlook
 from controlplane.budgets.forms import BudgetForm, IncreaseForm, budget_initial
 from controlplane.budgets.increase_queries import increases_of, state_of
 from controlplane.budgets.increases import add_increase, end_increase
+from controlplane.budgets.kept_forecasts import forecasts_made_at
 from controlplane.budgets.models import Budget
-from controlplane.budgets.queries import Standing, budget_for, history, notices, standings, visible_budgets
+from controlplane.budgets.queries import STATES as IN_STATE
+from controlplane.budgets.queries import (
+    Standing,
+    budget_for,
+    by_attention,
+    history,
+    notices,
+    standings,
+    visible_budgets,
+)
+from controlplane.budgets.spend_states import budgets_in_state
 from controlplane.tenants.access import may, requires
 from controlplane.tenants.actions import Stale
 from controlplane.tenants.models import Tenant
@@ -34,7 +45,7 @@ from controlplane.tenants.review import (
     renewed,
     review_page,
 )
-from controlplane.web.exports import CsvResponse, decimal_of_nanos, in_batches
+from controlplane.web.exports import CsvResponse, decimal_of_nanos, in_batches, in_present_order
 from controlplane.web.numerals import money_exact
 from controlplane.web.pagination import BadCursor, keyset_page
 from controlplane.web.views import bad_request
@@ -52,9 +63,18 @@ LABELS = {
 FIELD_OF = {"limit_nanos": "limit", "thresholds_percent": "thresholds"}
 """Column that an action names -> the form's own field for it."""
 INCREASES_SHOWN = 20
-STATES = (("", "In force"), ("archived", "Archived"), ("all", "All"))
-SORTS = (("tenant", "By tenant"), ("limit", "Largest limit first"), ("newest", "Newest first"))
-ORDERS = {"tenant": ("tenant__slug", "id"), "limit": ("-limit_nanos", "id"), "newest": ("-id",)}
+STATES = (
+    ("", "In force"), ("stopped", "Stopped or over limit"), ("near", "Near limit"), ("forecast", "Over forecast"),
+    ("archived", "Archived"), ("all", "All"),
+)  # fmt: skip
+SORTS = (
+    ("attention", "Needs attention first"), ("tenant", "By tenant"), ("limit", "Largest limit first"),
+    ("newest", "Newest first"),
+)  # fmt: skip
+ORDERS = {
+    "attention": ("attention", "tenant__slug", "id"), "tenant": ("tenant__slug", "id"), "limit": ("-limit_nanos", "id"),
+    "newest": ("-id",),
+}  # fmt: skip
 
 
 @requires("budget.read")
@@ -62,17 +82,22 @@ def budgets(request: HttpRequest) -> HttpResponseBase:
     """Budgets that the person may see, each in its present window."""
     now = timezone.now()
     text, state = request.GET.get("q", "").strip()[:120], request.GET.get("state", "")
-    sort = request.GET.get("sort", "tenant")
-    order = ORDERS.get(sort, ORDERS["tenant"])
-    rows = visible_budgets(request.user)
+    sort = request.GET.get("sort", "attention")
+    sort = sort if sort in ORDERS else "attention"
+    order = ORDERS[sort]
+    rows = visible = visible_budgets(request.user)
     if text:
         rows = rows.filter(tenant__slug__icontains=text) | rows.filter(name__icontains=text)
     if state == "archived":
         rows = rows.exclude(archived_at=None)
     elif state != "all":
         rows = rows.filter(archived_at=None)
+    if state in IN_STATE:
+        rows = rows.filter(pk__in=budgets_in_state(*IN_STATE[state], now=now))
+    if sort == "attention":
+        rows = by_attention(rows, now)
     if request.GET.get("format") == "csv":
-        batches = in_batches(rows.order_by(*order))
+        batches = in_present_order(rows, order, visible) if sort == "attention" else in_batches(rows, order)
         return _csv(row for batch in batches for row in standings(batch, now))
     try:
         page = keyset_page(rows, order, cursor=request.GET.get("cursor"))
@@ -88,6 +113,8 @@ def budgets(request: HttpRequest) -> HttpResponseBase:
         "state": state,
         "states": STATES,
         "now": now,
+        "forecasts_at": forecasts_made_at(now),
+        "by_forecast": sort == "attention" or state == "forecast",
         "may_write": may(request.user, "budget.write"),
     }
     return render(request, "budgets/budgets.html", context)

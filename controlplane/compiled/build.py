@@ -23,6 +23,9 @@ from mypyc.build import mypycify
 folder, work, *paths = sys.argv[1:]
 options = ["--config-file=", "--ignore-missing-imports", "--follow-imports=silent", "--cache-dir=" + work + "/types"]
 extensions = mypycify([*options, *paths], target_dir=work, opt_level="2", debug_level="0")
+for extension in extensions:
+    # What nobody outside may call is called directly, and may be put into its caller.
+    extension.extra_compile_args.append("-fvisibility=hidden")
 setup(
     name="compiled",
     packages=[],

@@ -15,6 +15,7 @@ from controlplane.exchange.asgi import ExchangeApplication  # noqa: E402 - needs
 from controlplane.exchange.collector import spare_reports  # noqa: E402 - needs the app registry
 from controlplane.exchange.protocol import ReportProtocol  # noqa: E402 - needs the app registry
 from controlplane.jobs.upload_door import UploadDoor  # noqa: E402 - needs the app registry
+from controlplane.live.protocol import LiveProtocol  # noqa: E402 - needs the app registry
 from controlplane.live.urls import websocket_urlpatterns  # noqa: E402 - needs the app registry
 
 exchange = ExchangeApplication(fallback=UploadDoor(fallback=django_application))
@@ -24,6 +25,10 @@ class HttpProtocol(ReportProtocol):
     """For uvicorn's `--http`: reports of agents go past ASGI. Without it everything works, at more work a report."""
 
     exchange = exchange
+
+
+class WebSocketProtocol(LiveProtocol):
+    """For uvicorn's `--ws`: frames are encoded and compressed once for all viewers. Without it each costs more."""
 
 
 application = ProtocolTypeRouter(

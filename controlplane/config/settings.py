@@ -92,7 +92,7 @@ INSTALLED_APPS = [
 
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
-    "whitenoise.middleware.WhiteNoiseMiddleware",
+    "controlplane.web.static_files.StaticFilesMiddleware",
     "controlplane.web.middleware.RequestIdMiddleware",
     "csp.middleware.CSPMiddleware",
     "controlplane.web.middleware.ZeroCharacterMiddleware",
@@ -206,6 +206,7 @@ CELERY_BEAT_SCHEDULE = {
     "end-experiment-inputs": {"task": "experiments.end_inputs", "schedule": 3_600.0},
     "sweep-rollouts": {"task": "policy.sweep", "schedule": 5.0},
     "sweep-leases": {"task": "budgets.sweep", "schedule": 30.0},
+    "keep-budget-forecasts": {"task": "budgets.keep_forecasts", "schedule": 300.0},
     "sweep-jobs": {"task": "jobs.sweep", "schedule": 5.0},
     "keep-job-files": {"task": "jobs.retention", "schedule": 3_600.0},
     "send-alerts": {"task": "alerts.send", "schedule": 5.0},

@@ -145,6 +145,15 @@ class ClassViewSet(ListModelMixin, VersionedViewSet):
 # ---- contracts ----
 
 
+class PromisedAlertSerializer(serializers.Serializer):
+    """A burn alert of a contract: whether its target lets it fire, and the arithmetic."""
+
+    severity = serializers.CharField()
+    factor = serializers.CharField()
+    reachable = serializers.BooleanField()
+    arithmetic = serializers.CharField()
+
+
 class VersionSerializer(serializers.ModelSerializer):
     """One promise of a contract, `reads` aloud; `alerts` says which burn alerts its target allows."""
 
@@ -161,7 +170,7 @@ class VersionSerializer(serializers.ModelSerializer):
     def get_reads(self, version: ContractVersion) -> str:
         return sentence(version)
 
-    @extend_schema_field({"type": "array", "items": {"type": "object"}})
+    @extend_schema_field(PromisedAlertSerializer(many=True))
     def get_alerts(self, version: ContractVersion) -> list[dict[str, Any]]:
         return [
             {

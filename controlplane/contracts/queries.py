@@ -120,10 +120,18 @@ class Standing:
     next: ContractVersion | None
 
 
-def standings(contracts: Sequence[Contract], now: datetime) -> list[Standing]:
-    """The contracts in their order, with versions read in one statement."""
+def standings(contracts: Sequence[Contract] | QuerySet[Contract], now: datetime) -> list[Standing]:
+    """The contracts in their order, with versions read in one statement: those in force and those to come.
+
+    Of a query the versions are asked for by that query, for thousands named one by one are most of a statement.
+    """
     by_contract: dict[int, list[ContractVersion]] = {}
-    for version in ContractVersion.objects.filter(contract__in=contracts).order_by("effective_from"):
+    named = contracts.order_by() if isinstance(contracts, QuerySet) else [row.pk for row in contracts]
+    contracts = list(contracts)
+    versions = ContractVersion.objects.filter(contract__in=named)
+    begun = versions.filter(effective_from__lte=now).order_by("contract_id", "-effective_from").distinct("contract_id")
+    present = versions.filter(Q(pk__in=begun.values("pk")) | Q(effective_from__gt=now))
+    for version in present.order_by("effective_from"):
         by_contract.setdefault(version.contract_id, []).append(version)
     return [_standing(row, by_contract.get(row.pk, []), now) for row in contracts]
 

@@ -235,7 +235,7 @@ def contracts(request: HttpRequest) -> HttpResponseBase:
     if text:
         rows = rows.filter(queries.contract_holds(text))
     if request.GET.get("format") == "csv":
-        return _contracts_csv(rows.order_by(*order), now)
+        return _contracts_csv(rows, order, now)
     try:
         page = keyset_page(rows, order, cursor=request.GET.get("cursor"))
     except BadCursor as error:
@@ -291,7 +291,7 @@ def contract(request: HttpRequest, slug: str) -> HttpResponse:
     return render(request, "contracts/contract.html", context)
 
 
-def _contracts_csv(rows: QuerySet[Contract], now: datetime) -> CsvResponse:
+def _contracts_csv(rows: QuerySet[Contract], order: Sequence[str], now: datetime) -> CsvResponse:
     header = [
         "contract", "name", "class", "tenant", "version", "in_force_since", "next_version", "next_from", "promise",
         "ended_at",
@@ -307,7 +307,7 @@ def _contracts_csv(rows: QuerySet[Contract], now: datetime) -> CsvResponse:
             sentence(held or coming) if held or coming else None, row.contract.archived_at,
         ]  # fmt: skip
 
-    lines = (line(row) for batch in in_batches(rows) for row in queries.standings(batch, now))
+    lines = (line(row) for batch in in_batches(rows, order) for row in queries.standings(batch, now))
     return CsvResponse("contracts.csv", header, lines)
 
 

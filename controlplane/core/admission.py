@@ -23,6 +23,7 @@ from controlplane.core.admission_snapshot import (
     Snapshot,
     TenantView,
 )
+from controlplane.core.native import native
 from controlplane.core.pricing import charge_upper_bound_nanos
 from controlplane.core.reasons import NO_SERVING_SLOT_RETRY_S, Reason
 from controlplane.core.reservations import PICO, ConcurrencyCounter, LeasePurse, Reservation, TokenBucket
@@ -68,6 +69,7 @@ MAY_WAIT_LONG: Final = Overload.QUEUE
 WAIT_REASONS: Final = frozenset({Reason.QUEUE_FULL, Reason.WAIT_TOO_LONG})
 
 
+@native(free_list_len=1, acyclic=True)
 class AdmissionDecision:
     """The answer; `estimated_wait_us` None is an infinite wait or a check before the queue.
 
@@ -364,27 +366,29 @@ def reserve(s: Snapshot, answer: AdmissionDecision) -> Reservation:
     bucket = s.workload_class.rate_bucket
     if bucket is not None:
         bucket.take(1, now_us)
-    buckets: list[TokenBucket] = []
-    counters: list[ConcurrencyCounter] = []
-    tokens = 0
-    limits: TenantView | KeyView
-    for limits in (s.tenant, s.key):
-        bucket = limits.request_bucket
-        if bucket is not None:
-            bucket.take(1, now_us)
-        bucket = limits.token_bucket
-        if bucket is not None:
-            tokens = tokens or token_need(s)
-            bucket.take(tokens, now_us)
-            buckets.append(bucket)
-        counter = limits.concurrency
-        if counter is not None:
-            counter.enter()
-            counters.append(counter)
+    of_tenant, of_key = s.tenant, s.key
+    bucket = of_tenant.request_bucket
+    if bucket is not None:
+        bucket.take(1, now_us)
+    bucket = of_key.request_bucket
+    if bucket is not None:
+        bucket.take(1, now_us)
+    tokens, tenant_bucket, key_bucket = 0, of_tenant.token_bucket, of_key.token_bucket
+    if tenant_bucket is not None or key_bucket is not None:
+        tokens = token_need(s)
+        if tenant_bucket is not None:
+            tenant_bucket.take(tokens, now_us)
+        if key_bucket is not None:
+            key_bucket.take(tokens, now_us)
+    tenant, key = of_tenant.concurrency, of_key.concurrency
+    if tenant is not None:
+        tenant.enter()
+    if key is not None:
+        key.enter()
     bound, purse = answer.charge_upper_bound_nanos, answer.reserve_from
     if purse is not None and not purse.reserve(bound):
         raise ValueError("the lease changed between the decision and the reservation")
-    return Reservation(purse, bound, counters, buckets, tokens)
+    return Reservation(purse, bound, tenant, key, tenant_bucket, key_bucket, tokens)
 
 
 def explain_checks(s: Snapshot) -> tuple[Check, ...]:

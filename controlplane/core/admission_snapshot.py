@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from controlplane.core.native import native
 from controlplane.core.pricing import RateCard
 from controlplane.core.reservations import ConcurrencyCounter, LeasePurse, TokenBucket
 
@@ -111,6 +112,7 @@ class BudgetView:
         self.window_ends_at_us = window_ends_at_us
 
 
+@native(free_list_len=1, acyclic=True)
 class Snapshot:
     """Everything one decision looks at.
 

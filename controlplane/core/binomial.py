@@ -2,9 +2,11 @@
 
 from dataclasses import dataclass
 from functools import lru_cache
-from math import exp, lgamma, log, log1p
+from math import exp, lgamma, log, log1p, sqrt
+from statistics import NormalDist
 
 _TINY = 1e-300
+_NORMAL = NormalDist()
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +51,22 @@ def regularised_incomplete_beta(a: float, b: float, x: float) -> float:
 
 
 def _beta_quantile(a: float, b: float, probability: float) -> float:
+    """The x with I_x(a, b) = probability: Newton's steps from the normal approximation, halving where one leads out of
+    what is known to hold x. Six steps where halving alone takes forty.
+    """
     low, high = 0.0, 1.0
-    while high - low > 1e-12 * max(high, 1e-6):
-        middle = (low + high) / 2
-        if regularised_incomplete_beta(a, b, middle) < probability:
-            low = middle
-        else:
-            high = middle
-    return (low + high) / 2
+    log_beta = lgamma(a) + lgamma(b) - lgamma(a + b)
+    spread = sqrt(a * b / (a + b + 1.0)) / (a + b)
+    x = min(max(a / (a + b) + _NORMAL.inv_cdf(probability) * spread, 1e-9), 1.0 - 1e-9)
+    for _ in range(200):
+        over = regularised_incomplete_beta(a, b, x) - probability
+        low, high = (low, x) if over > 0 else (x, high)
+        slope = exp((a - 1.0) * log(x) + (b - 1.0) * log1p(-x) - log_beta)
+        step = over / slope if slope > _TINY else 1.0
+        if abs(step) <= 1e-13 * max(x, 1e-6) or high - low <= 1e-13 * max(high, 1e-6):
+            break
+        x = x - step if low < x - step < high else (low + high) / 2
+    return x
 
 
 @lru_cache(maxsize=8192)

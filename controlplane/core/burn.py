@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from fractions import Fraction
+from functools import lru_cache
 
 from controlplane.core.binomial import clopper_pearson
-from controlplane.core.slo import Compliance, Objective, Totals, Verdict, judge_population
+from controlplane.core.slo import Compliance, Objective, Totals, Verdict, burns_at, judge_population
 
 US_PER_HOUR = 3_600_000_000
 US_PER_MINUTE = 60_000_000
@@ -59,6 +60,11 @@ class ReachableRules:
 
 def reachable_rules(target: Fraction, rules: Sequence[BurnRule] = BURN_RULES) -> ReachableRules:
     """Keep the rules with factor x (1 - target) <= 1; a burn rate can never be over 1 / (1 - target)."""
+    return _reachable_rules(target, tuple(rules))
+
+
+@lru_cache(maxsize=1_024)
+def _reachable_rules(target: Fraction, rules: tuple[BurnRule, ...]) -> ReachableRules:
     kept = tuple(rule for rule in rules if rule.factor * (1 - target) <= 1)
     dropped = []
     for rule in rules:
@@ -77,14 +83,19 @@ def _decimal(value: Fraction) -> str:
 
 @dataclass(frozen=True, slots=True)
 class BurnState:
-    """One rule evaluated at one instant, with the numbers behind it; `burn_low` is the lower 95 % bound of `long`."""
+    """One rule evaluated at one instant, with the numbers behind it. `target` is the objective's."""
 
     rule: BurnRule
     firing: bool
     long: Compliance
     short: Compliance
-    burn_low: float | None
+    target: Fraction
     reason: str
+
+    @property
+    def burn_low(self) -> float | None:
+        """The lower 95 % bound of `long`, worked out when asked for."""
+        return _burn_low(self.long, self.target)
 
 
 def evaluate_burn(
@@ -97,24 +108,29 @@ def evaluate_burn(
     """
     long_judged = judge_population(long, objective.population, objective)
     short_judged = judge_population(short, objective.population, objective)
-    burn_low = _burn_low(long_judged, objective.target)
-    if short_judged.burn_rate is None:
+    target = objective.target
+    if not short_judged.total:
         reason = f"the short window is unknown: {short_judged.unknown_reason}"
-        return BurnState(rule, was_firing, long_judged, short_judged, burn_low, reason)
-    if short_judged.burn_rate < rule.factor:
-        return BurnState(rule, False, long_judged, short_judged, burn_low, "the short window is under the factor")
+        return BurnState(rule, was_firing, long_judged, short_judged, target, reason)
+    if not short_judged.burns(rule.factor):
+        return BurnState(rule, False, long_judged, short_judged, target, "the short window is under the factor")
     if was_firing:
-        return BurnState(rule, True, long_judged, short_judged, burn_low, "the short window is not under the factor")
-    reason = _held_back(rule, long_judged, burn_low)
-    return BurnState(rule, not reason, long_judged, short_judged, burn_low, reason or "both windows are at the factor")
+        return BurnState(rule, True, long_judged, short_judged, target, "the short window is not under the factor")
+    reason = _held_back(rule, long_judged, target)
+    return BurnState(rule, not reason, long_judged, short_judged, target, reason or "both windows are at the factor")
 
 
-def _held_back(rule: BurnRule, long: Compliance, burn_low: float | None) -> str:
-    if long.verdict is Verdict.UNKNOWN or long.burn_rate is None:
+def fires(rule: BurnRule, long: Totals, short: Totals, objective: Objective) -> bool:
+    """Whether `evaluate_burn` has the rule begin: asked of thousands of contracts, nearly all of which do not."""
+    return burns_at(rule.factor, short, objective) and evaluate_burn(rule, long, short, objective).firing
+
+
+def _held_back(rule: BurnRule, long: Compliance, target: Fraction) -> str:
+    if long.verdict is Verdict.UNKNOWN:
         return f"the long window is unknown: {long.unknown_reason}"
-    if long.burn_rate < rule.factor:
+    if not long.burns(rule.factor):
         return "the long window is under the factor"
-    if rule.severity is Severity.PAGE and (burn_low is None or burn_low <= rule.factor):
+    if rule.severity is Severity.PAGE and ((burn_low := _burn_low(long, target)) is None or burn_low <= rule.factor):
         return "the lower bound of the long window is not over the factor"
     return ""
 
@@ -133,6 +149,7 @@ class AbsenceTimes:
     page_us: int
 
 
+@lru_cache(maxsize=1_024)
 def absence_times(target: Fraction, budget_period_us: int = BUDGET_PERIOD_US) -> AbsenceTimes:
     """Time in which silence, if it were nothing but errors, burns 1 % (warning) and 5 % (page) of the budget."""
     budget_us = budget_period_us * (1 - target)

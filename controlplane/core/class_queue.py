@@ -11,9 +11,10 @@ from controlplane.core.queued_request import QUEUED, QueuedRequest
 from controlplane.core.size_classes import DEFAULT_BOUNDS_GPU_US, DeadlineQueue, SizeClassQueue, size_class_of
 from controlplane.core.slots import ClassKind, RunningSlot
 
-NEVER_US: Final = 1 << 62
+NEVER_US: Final = 1 << 61
+"""Compiled code compares numbers below 2**62 itself, and every other one through the interpreter."""
 
-RequestQueue = SizeClassQueue[QueuedRequest] | DeadlineQueue[QueuedRequest]
+RequestQueue = SizeClassQueue | DeadlineQueue
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +52,6 @@ class ClassQueue:
     """
 
     __slots__ = (
-        "_backlogs",
         "_linear",
         "_per_output_token",
         "_per_prompt_token",
@@ -83,7 +83,6 @@ class ClassQueue:
         self.index = index
         self.rank = spec.rank
         self.fair = FairQueue()
-        self._backlogs: dict[str, RequestQueue] = {}
         self._weights: dict[str, int | Fraction] = {}
         self.waiting: dict[str | int, QueuedRequest] = {}
         self.returned: dict[str | int, QueuedRequest] = {}
@@ -116,17 +115,17 @@ class ClassQueue:
     def push(self, request: QueuedRequest, now_us: int) -> None:
         """Queue a request that has just been admitted."""
         request.size_class = size_class_of(request.gpu_us, self.spec.size_bounds_gpu_us)
-        backlog = self._backlog_of(request)
-        backlog.push(request)
+        request.fair = tenant = self._tenant(request.tenant)
+        self._queue_of(tenant).push(request)
         self.waiting[request.id] = request
-        self._entered(request, backlog, now_us)
+        self._entered(request, tenant, now_us)
 
     def push_back(self, request: QueuedRequest, now_us: int) -> None:
         """Put a preempted request back at the head of its tenant's queue."""
-        backlog = self._backlog_of(request)
-        backlog.push_back(request)
+        request.fair = tenant = self._tenant(request.tenant)
+        self._queue_of(tenant).push_back(request)
         self.returned[request.id] = request
-        self._entered(request, backlog, now_us)
+        self._entered(request, tenant, now_us)
 
     def work_of(self, prompt_tokens: int, output_tokens: int, gpu_us: int) -> int:
         """Work of a whole request in the unit of the class."""
@@ -144,17 +143,13 @@ class ClassQueue:
 
     def head_until_us(self, tenant: FairTenant, now_us: int) -> int:
         """The last instant at which a tenant's head is sure to be the present one, unless its queue changes."""
-        return self._backlogs[tenant.slug].ages_at_us(now_us)
+        return self._queue_of(tenant).ages_at_us(now_us)
 
     def dispatched(self, tenant: FairTenant, request: QueuedRequest, now_us: int) -> None:
         """Take out the head of the least tenant, charge its prompt and let the tenant stay or leave."""
         backlog = tenant.backlog
         assert backlog is not None, "it was named as the least, so it has one"
-        backlog.remove(request)
-        if self.waiting.pop(request.id, None) is None:
-            del self.returned[request.id]
-        self.queued -= 1
-        self.queued_gpu_us -= request.gpu_us
+        self._take_out(request, backlog)
         self._charge(tenant, request, now_us)
         if backlog.count:
             self.fair.served(tenant)
@@ -174,11 +169,8 @@ class ClassQueue:
     def passes(self, request: QueuedRequest, now_us: int) -> None:
         """A request that starts as it arrives, while nothing of its class waits: as `push` and `dispatched`."""
         request.size_class = size_class_of(request.gpu_us, self.spec.size_bounds_gpu_us)
-        self._backlog_of(request).passed(request.arrival_us, now_us)
-        tenant = self.fair.tenants.get(request.tenant)
-        if tenant is None:
-            tenant = self.fair.tenant(request.tenant, self._weights.get(request.tenant, 1))
-        request.fair = tenant
+        request.fair = tenant = self._tenant(request.tenant)
+        self._queue_of(tenant).passed(request.arrival_us, now_us)
         request.enqueued_us = now_us
         request.blocked_since_us = None
         self.fair.pass_by(tenant, now_us)
@@ -186,9 +178,12 @@ class ClassQueue:
 
     def withdraw(self, request: QueuedRequest) -> None:
         """Take out a queued request that will not run: cancelled, displaced or timed out."""
-        self._left(request)
-        if not self._backlogs[request.tenant].count and request.fair is not None:
-            self.fair.withdraw(request.fair)
+        tenant = request.fair
+        assert tenant is not None, "what is queued is somebody's"
+        backlog = self._queue_of(tenant)
+        self._take_out(request, backlog)
+        if not backlog.count:
+            self.fair.withdraw(tenant)
         self.kv_floor_home = self.kv_floor_lent = 0
 
     def produced(self, request: QueuedRequest, output_tokens: int) -> None:
@@ -201,21 +196,35 @@ class ClassQueue:
 
     def reconcile(self, request: QueuedRequest, now_us: int, actual_work: int | None) -> None:
         """The request stopped running: its tenant ends charged with the actual work, or with what is charged so far."""
-        tenant = request.fair
+        if actual_work is not None:
+            self.settle(request, actual_work)
+            return
+        tenant, linear = request.fair, request.linear
+        if tenant is not None and linear is not None:
+            tenant.counter += linear.due(now_us)
+            self.fair.forget_linear(tenant, linear)
+            request.linear = None
+        request.charged_work = 0
+
+    def settle(self, request: QueuedRequest, actual_work: int) -> None:
+        """The request stopped running: its tenant ends charged with the actual work."""
+        tenant, linear = request.fair, request.linear
         if tenant is None:
             return
-        if request.linear is not None:
-            tenant.accrue(now_us)
-            afterwards = None if actual_work is None else actual_work - request.charged_work
-            self.fair.stop_linear(tenant, request.linear, afterwards)
-            request.linear = None
-        elif actual_work is not None and actual_work != request.charged_work:
-            self.fair.charge(tenant, actual_work - request.charged_work)
+        charged = request.charged_work
         request.charged_work = 0
+        if linear is not None:
+            # What its other requests have produced meanwhile is charged when somebody asks whose turn it is.
+            request.linear = None
+            self.fair.forget_linear(tenant, linear)
+            self.fair.correct(tenant, linear, actual_work - charged)
+        elif actual_work != charged:
+            self.fair.charge(tenant, actual_work - charged)
 
     def leads(self, tenant: str, gpu_us: int, deadline_us: int | None, now_us: int) -> bool:
         """Whether a request that arrived now would be the head of its tenant's queue."""
-        backlog = self._backlogs.get(tenant)
+        known = self.fair.tenants.get(tenant)
+        backlog = None if known is None else known.backlog
         if backlog is None or not backlog.count:
             return True
         if isinstance(backlog, DeadlineQueue):
@@ -243,23 +252,32 @@ class ClassQueue:
                 late.append(request)
         return late
 
-    def _backlog_of(self, request: QueuedRequest) -> RequestQueue:
-        backlog = self._backlogs.get(request.tenant)
+    def _tenant(self, slug: str) -> FairTenant:
+        tenant = self.fair.tenants.get(slug)
+        return self.fair.tenant(slug, self._weights.get(slug, 1)) if tenant is None else tenant
+
+    def _queue_of(self, tenant: FairTenant) -> RequestQueue:
+        backlog = tenant.backlog
         if backlog is None:
             if self.spec.kind is ClassKind.BATCH:
                 backlog = DeadlineQueue(self.spec.aging_us)
             else:
                 backlog = SizeClassQueue(len(self.spec.size_bounds_gpu_us) + 1, self.spec.aging_us)
-            self._backlogs[request.tenant] = backlog
+            tenant.backlog = backlog
         return backlog
 
-    def _entered(self, request: QueuedRequest, backlog: RequestQueue, now_us: int) -> None:
-        tenant = self.fair.tenants.get(request.tenant)
-        if tenant is None:
-            tenant = self.fair.tenant(request.tenant, self._weights.get(request.tenant, 1))
-        request.fair = tenant
+    def _take_out(self, request: QueuedRequest, backlog: RequestQueue) -> None:
+        """The request is queued no more; `backlog` is that of its tenant."""
+        backlog.remove(request)
+        if self.returned and request.id in self.returned:
+            del self.returned[request.id]
+        else:
+            del self.waiting[request.id]
+        self.queued -= 1
+        self.queued_gpu_us -= request.gpu_us
+
+    def _entered(self, request: QueuedRequest, tenant: FairTenant, now_us: int) -> None:
         if not tenant.backlogged:
-            tenant.backlog = backlog
             self.fair.join(tenant)
         request.phase = QUEUED
         request.enqueued_us = now_us
@@ -272,10 +290,3 @@ class ClassQueue:
                 self.kv_floor_home = kv_tokens
             if kv_tokens < self.kv_floor_lent and request.may_run_lent:
                 self.kv_floor_lent = kv_tokens
-
-    def _left(self, request: QueuedRequest) -> None:
-        self._backlogs[request.tenant].remove(request)
-        if self.waiting.pop(request.id, None) is None:
-            del self.returned[request.id]
-        self.queued -= 1
-        self.queued_gpu_us -= request.gpu_us

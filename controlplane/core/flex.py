@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
+from typing import NamedTuple
 
 from controlplane.core.flex_decision import (
     Check,
@@ -23,18 +23,19 @@ from controlplane.core.flex_decision import (
     FlexNote,
     RecallReason,
 )
-from controlplane.core.flex_demand import Demand, demand
+from controlplane.core.flex_demand import Demand, demand_of
 from controlplane.core.flex_policy import Ratio, SafeRate, SpilloverAction, exact
-from controlplane.core.flex_snapshot import FlexSlot, FlexSnapshot
-from controlplane.core.slot_states import BORROWED, Band, SlotEvent, SlotState, admits_interactive, fence_after
+from controlplane.core.flex_snapshot import BatchJob, FlexSlot, FlexSnapshot
+from controlplane.core.slot_states import BORROWED, Band, SlotEvent, SlotState, fence_after
 
 
-def decide(snapshot: FlexSnapshot) -> FlexDecision:
+def decide(snapshot: FlexSnapshot, backlog: Demand | None = None) -> FlexDecision:
     """At most one action per slot: lend, renew, recall with its reason, cancel, overdue.
 
-    A tick that recalls lends nothing, and slots that are on their way home are not recalled again.
+    A tick that recalls lends nothing, and slots that are on their way home are not recalled again. ``backlog`` is the
+    snapshot's demand where it is known already.
     """
-    pool = _read_pool(snapshot)
+    pool = _read_pool(snapshot, demand_of(snapshot) if backlog is None else backlog)
     lent = [slot for slot in snapshot.slots if slot.state is SlotState.LENT]
     pool_checks = _pool_recall_checks(snapshot, pool)
     slot_checks = [check for slot in lent for check in _slot_recall_checks(snapshot, slot)]
@@ -44,7 +45,10 @@ def decide(snapshot: FlexSnapshot) -> FlexDecision:
         reasons[returning.name] = RecallReason.BATCH_SLACK
 
     actions = [_recall(snapshot, slot, reasons[slot.name]) for slot in lent if slot.name in reasons]
-    actions += [_renew(snapshot, slot) for slot in lent if slot.name not in reasons]
+    stay = [slot for slot in lent if slot.name not in reasons]
+    if stay:
+        expires_us = renewed_until_us([slot.grant_expires_at_us for slot in stay], snapshot)
+        actions += [_renew(slot, expires_us) for slot in stay]
     drain_actions, drain_checks = _drains(snapshot)
     actions += drain_actions
 
@@ -62,8 +66,18 @@ def decide(snapshot: FlexSnapshot) -> FlexDecision:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Pool:
+def has_nothing_to_do(states: Iterable[SlotState], jobs: Iterable[BatchJob]) -> bool:
+    """Every slot is home and no job needs one by a deadline: then `decide` acts on nothing, whatever else it sees.
+
+    Slack is 1 without required slots, and no policy lends at that.
+    """
+    for state in states:
+        if state is not SlotState.HOME:
+            return False
+    return not any(job.deadline_us is not None and job.remaining_gpu_us for job in jobs)
+
+
+class _Pool(NamedTuple):
     """Figures that several rules share. A load of ``None`` is not known."""
 
     load: Ratio | None
@@ -73,21 +87,24 @@ class _Pool:
     demand: Demand
 
 
-def _read_pool(snapshot: FlexSnapshot) -> _Pool:
+def _read_pool(snapshot: FlexSnapshot, backlog: Demand) -> _Pool:
     figures, policy = snapshot.interactive, snapshot.policy
-    serving = sum(admits_interactive(slot.band, slot.state) for slot in snapshot.slots)
+    serving, lost = 0, False
+    for slot in snapshot.slots:
+        if slot.band is not Band.BATCH:
+            serving += slot.state is SlotState.HOME
+            lost = lost or slot.state is SlotState.LOST
     age_us = elapsed_us(figures.telemetry_at_us, snapshot.now_us)
     fresh = age_us is not None and 0 <= age_us < policy.telemetry_stale_us
     complete = figures.p95_queue_us is not None and figures.admitted_per_s is not None
     # What silent agents still serve nobody can say: an old rate over the slots that are left is no load.
-    lost = any(slot.state is SlotState.LOST and slot.band is not Band.BATCH for slot in snapshot.slots)
     admitted_per_s = None if lost and not fresh else figures.admitted_per_s
     return _Pool(
-        load=load_of(admitted_per_s, snapshot.safe_rate, serving),
-        load_with_one_slot_less=load_of(admitted_per_s, snapshot.safe_rate, serving - 1),
-        telemetry_age_us=age_us,
-        telemetry_known=fresh and complete,
-        demand=demand(snapshot.jobs, snapshot.slots, now_us=snapshot.now_us, missed_grace_us=policy.missed_grace_us),
+        load_of(admitted_per_s, snapshot.safe_rate, serving),
+        load_of(admitted_per_s, snapshot.safe_rate, serving - 1),
+        age_us,
+        fresh and complete,
+        backlog,
     )
 
 
@@ -167,9 +184,8 @@ def _reasons_but_batch(
     reasons = {}
     for slot in lent:
         holding = for_all | own.get(slot.name, set())
-        first = next((reason for reason in RecallReason if reason in holding), None)
-        if first is not None:
-            reasons[slot.name] = first
+        if holding:
+            reasons[slot.name] = next(reason for reason in RecallReason if reason in holding)
     return reasons
 
 
@@ -181,13 +197,15 @@ def _batch_return(
     Slots that leave in this tick for another reason are counted as gone, so that two returns never add up to a loan.
     """
     policy, now_us = snapshot.policy, snapshot.now_us
-    leaving = sum((exact(slot.batch_efficiency) for slot in lent if slot.name in reasons), Fraction(0))
+    leaving = sum([exact(slot.batch_efficiency) for slot in lent if slot.name in reasons], Fraction(0))
+    limit = exact(policy.return_slack)
     may_go: list[FlexSlot] = []
     checks: list[Check] = []
     for slot in lent:
         if slot.name in reasons:
             continue
-        without = backlog.slack_without(exact(slot.batch_efficiency) + leaving)
+        worth = exact(slot.batch_efficiency)
+        without = backlog.slack_without(worth + leaving if leaving else worth)
         since_us = slot.slack_above_return_since_us
         if since_us is None:
             since_us = snapshot.slack_above_return_since_us
@@ -196,7 +214,7 @@ def _batch_return(
                 "slack_without_slot",
                 _number(without),
                 policy.return_slack,
-                without > exact(policy.return_slack),
+                without > limit,
                 CheckUse.RECALL,
                 slot.name,
             ),
@@ -234,13 +252,25 @@ def _recall(snapshot: FlexSnapshot, slot: FlexSlot, reason: RecallReason) -> Fle
     )
 
 
-def _renew(snapshot: FlexSnapshot, slot: FlexSlot) -> FlexAction:
-    return FlexAction(
-        kind=FlexActionKind.RENEW,
-        slot=slot.name,
-        fence=slot.fence,
-        grant_expires_at_us=snapshot.now_us + snapshot.policy.grant_ttl_us,
-    )
+def renewed_until_us(expires_us: Sequence[int | None], snapshot: FlexSnapshot) -> int:
+    """When a pool's loans that go on end: as they did until a third of their TTL has passed, then a TTL from now.
+
+    All of them end together: each renewal costs a write, and one instant is told of all.
+    """
+    now_us, ttl_us = snapshot.now_us, snapshot.policy.grant_ttl_us
+    first_us, *others = expires_us
+    if first_us is None or any(other_us != first_us for other_us in others):
+        return now_us + ttl_us
+    return first_us if lasts(first_us, now_us=now_us, ttl_us=ttl_us) else now_us + ttl_us
+
+
+def lasts(expires_us: int, *, now_us: int, ttl_us: int) -> bool:
+    """Whether a grant need not be renewed yet; one that ends later than its TTL allows by now has to be."""
+    return 2 * ttl_us < 3 * (expires_us - now_us) <= 3 * ttl_us
+
+
+def _renew(slot: FlexSlot, expires_us: int) -> FlexAction:
+    return FlexAction(kind=FlexActionKind.RENEW, slot=slot.name, fence=slot.fence, grant_expires_at_us=expires_us)
 
 
 # Drains
@@ -282,11 +312,8 @@ def _candidate(snapshot: FlexSnapshot) -> FlexSlot | None:
 
 def _away(snapshot: FlexSnapshot) -> int:
     """Flex slots that are not home: a lost one may still be with the borrower."""
-    return sum(slot.state in BORROWED or slot.state is SlotState.LOST for slot in snapshot.slots if _is_flex(slot))
-
-
-def _is_flex(slot: FlexSlot) -> bool:
-    return slot.band is Band.FLEX
+    flex = [slot.state for slot in snapshot.slots if slot.band is Band.FLEX]
+    return sum([state in BORROWED or state is SlotState.LOST for state in flex])
 
 
 def _lend_checks(
@@ -389,7 +416,7 @@ def _standing_guards(snapshot: FlexSnapshot) -> tuple[Check, ...]:
 
 def _slot_guards(snapshot: FlexSnapshot, candidate: FlexSlot | None, *, recalls: bool) -> tuple[Check, ...]:
     """A trip starts the cooldown as a recall does, also where the slot was on its way home already."""
-    flex = sum(map(_is_flex, snapshot.slots))
+    flex = len([slot for slot in snapshot.slots if slot.band is Band.FLEX])
     max_lent = flex if snapshot.policy.max_lent is None else min(snapshot.policy.max_lent, flex)
     away = _away(snapshot)
     recalling = recalls or bool(snapshot.trips)
@@ -411,11 +438,11 @@ def _lend(snapshot: FlexSnapshot, slot: FlexSlot) -> FlexAction:
 
 def _notes(snapshot: FlexSnapshot, pool: _Pool, actions: Sequence[FlexAction]) -> tuple[FlexNote, ...]:
     table, budget = snapshot.safe_rate, snapshot.policy.spillover_per_week
-    holding = {
-        FlexNote.SPILLOVER_BUDGET_USED: budget is not None and snapshot.lends_this_week >= budget,
-        FlexNote.SAFE_RATE_EXPIRED: table is not None and table.expired(snapshot.now_us),
-        FlexNote.SAFE_RATE_MISSING: table is None,
-        FlexNote.MIN_HOLD_OVERRIDDEN: any(action.overrides_min_hold for action in actions),
-        FlexNote.JOBS_MISSED: bool(pool.demand.missed_now or pool.demand.missed_before),
-    }
-    return tuple(note for note, holds in holding.items() if holds)
+    holding = (
+        (FlexNote.SPILLOVER_BUDGET_USED, budget is not None and snapshot.lends_this_week >= budget),
+        (FlexNote.SAFE_RATE_EXPIRED, table is not None and table.expired(snapshot.now_us)),
+        (FlexNote.SAFE_RATE_MISSING, table is None),
+        (FlexNote.MIN_HOLD_OVERRIDDEN, any(action.overrides_min_hold for action in actions)),
+        (FlexNote.JOBS_MISSED, bool(pool.demand.missed_now or pool.demand.missed_before)),
+    )
+    return tuple([note for note, holds in holding if holds])

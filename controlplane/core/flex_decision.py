@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
+from typing import NamedTuple
 
 from controlplane.core.flex_demand import Demand
 from controlplane.core.flex_policy import MINUTE_US
@@ -57,8 +59,7 @@ class FlexNote(StrEnum):
     JOBS_MISSED = "jobs_missed"
 
 
-@dataclass(frozen=True)
-class Check:
+class Check(NamedTuple):
     """One comparison. ``None`` as a value means not known; a name that ends in ``_us`` is in microseconds."""
 
     name: str
@@ -120,20 +121,27 @@ class FlexDecision:
         """Names of the checks that speak against a new loan, in order."""
         return tuple(check.name for check in self.checks if check.used_for is CheckUse.LEND and not check.held)
 
+    @cached_property
+    def verdicts(self) -> tuple[tuple[str, str, str | None, bool], ...]:
+        """(use, name, slot, whether it held) of each check; the same slots have the same checks in the same order."""
+        return tuple([(check.used_for, check.name, check.slot, check.held) for check in self.checks])
+
     def of_kind(self, kind: FlexActionKind) -> tuple[FlexAction, ...]:
         """The actions of one kind."""
         return tuple(action for action in self.actions if action.kind is kind)
 
 
-def worth_a_row(current: FlexDecision, recorded: FlexDecision | None) -> bool:
+def next_turn_us(after_us: int, turn_us: int) -> int:
+    """The first instant after another that lies ``turn_us`` past a full minute; all in microseconds."""
+    return (after_us - turn_us) // MINUTE_US * MINUTE_US + MINUTE_US + turn_us
+
+
+def worth_a_row(current: FlexDecision, recorded: FlexDecision | None, *, turn_us: int = 0) -> bool:
     """Is a decision written down? When it acts, when any check flipped since the row before, and once a minute.
 
-    The ticks between are recomputed by ``decide`` from the pool's samples.
+    Once a minute is at the pool's own turn, ``turn_us`` past the full minute: pools that began together would else be
+    written down together ever after. The ticks between are recomputed by ``decide`` from the pool's samples.
     """
-    if recorded is None or current.acts or current.at_us - recorded.at_us >= MINUTE_US:
+    if recorded is None or current.acts or current.at_us >= next_turn_us(recorded.at_us, turn_us):
         return True
-    return _verdicts(current) != _verdicts(recorded)
-
-
-def _verdicts(decision: FlexDecision) -> dict[tuple[str, str, str | None], bool]:
-    return {(check.used_for, check.name, check.slot): check.held for check in decision.checks}
+    return current.verdicts != recorded.verdicts

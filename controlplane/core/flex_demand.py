@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
+from operator import itemgetter
 
 from controlplane.core.flex_policy import Ratio, exact
-from controlplane.core.flex_snapshot import BatchJob, FlexSlot
+from controlplane.core.flex_snapshot import BatchJob, FlexSlot, FlexSnapshot
 from controlplane.core.slot_states import admits_batch
 
 NO_SLACK = -math.inf
@@ -34,11 +37,11 @@ class Demand:
     def available(self) -> float:
         return float(self.available_exact)
 
-    @property
+    @cached_property
     def slack_exact(self) -> Ratio:
         return slack_of(self.required_exact, self.available_exact)
 
-    @property
+    @cached_property
     def slack(self) -> float:
         return float(self.slack_exact)
 
@@ -49,7 +52,16 @@ class Demand:
 
     def slack_without(self, efficiency: Fraction) -> Ratio:
         """Slack if slots of this batch efficiency, added up, served batch no longer."""
-        return slack_of(self.required_exact, self.available_exact - efficiency)
+        known, key = self._slack_without, efficiency.as_integer_ratio()
+        slack = known.get(key)
+        if slack is None:
+            slack = known[key] = slack_of(self.required_exact, self.available_exact - efficiency)
+        return slack
+
+    @cached_property
+    def _slack_without(self) -> dict[tuple[int, int], Ratio]:
+        """Lent slots are mostly alike, and both the marks and the decision ask of each."""
+        return {}
 
 
 def slack_of(required: Ratio, available: Fraction) -> Ratio:
@@ -58,24 +70,85 @@ def slack_of(required: Ratio, available: Fraction) -> Ratio:
         return Fraction(1)
     if isinstance(required, float) or available <= 0:
         return NO_SLACK
-    return 1 - required / available
+    # In one step: each of two would look for a common divisor.
+    work, time = required.as_integer_ratio()
+    slots, of = available.as_integer_ratio()
+    return Fraction(time * slots - work * of, time * slots)
 
 
 def required_slots(jobs: Iterable[BatchJob], *, now_us: int) -> Fraction:
     """max over deadlines d of (work due by d) / (d - now), for jobs whose deadline is ahead."""
-    ahead = sorted(
-        (job.deadline_us, job.remaining_gpu_us)
-        for job in jobs
-        if job.deadline_us is not None and job.deadline_us > now_us and job.remaining_gpu_us
+    return Fraction(*most_required(dues_of(jobs, now_us=now_us), now_us=now_us))
+
+
+def dues_of(jobs: Iterable[BatchJob], *, now_us: int) -> tuple[tuple[int, int], ...]:
+    """(deadline, work due by then) in us, by deadline, of jobs whose deadline is ahead."""
+    due: dict[int, int] = {}
+    for job in jobs:
+        if job.deadline_us is not None and job.deadline_us > now_us and job.remaining_gpu_us:
+            due[job.deadline_us] = due.get(job.deadline_us, 0) + job.remaining_gpu_us
+    total_us, dues = 0, []
+    for deadline_us in sorted(due):
+        total_us += due[deadline_us]
+        dues.append((deadline_us, total_us))
+    return tuple(dues)
+
+
+def most_required(dues: Iterable[tuple[int, int]], *, now_us: int) -> tuple[int, int]:
+    """`required_slots` as (work, time) in us, of dues that all lie ahead; (0, 1) without work."""
+    work_us, time_us = 0, 1
+    for deadline_us, due_us in dues:
+        if due_us * time_us > work_us * (deadline_us - now_us):
+            work_us, time_us = due_us, deadline_us - now_us
+    return work_us, time_us
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What a job with a deadline ahead asks for: all work due by then, and the time until then, both in us.
+
+    Of a pool the deadline that asks for most decides (`required_slots`); of a job its own does, for whatever is due
+    before it goes first.
+    """
+
+    due_us: int
+    time_us: int
+
+    @property
+    def required(self) -> float:
+        """In slots."""
+        return self.due_us / self.time_us
+
+    def slack(self, available: Fraction) -> float | None:
+        """`slack_of` over these slots as a float, from whole numbers; None where no number of them is enough."""
+        if not self.due_us:
+            return 1.0
+        if available <= 0:
+            return None
+        whole = self.time_us * available.numerator
+        return (whole - self.due_us * available.denominator) / whole
+
+
+def room_at(dues: Sequence[tuple[int, int]], deadline_us: int, *, now_us: int) -> Room:
+    """Of a job with this deadline, which lies ahead, among the dues of its pool."""
+    place = bisect_right(dues, deadline_us, key=itemgetter(0))
+    return Room(dues[place - 1][1] if place else 0, deadline_us - now_us)
+
+
+def available_slots(slots: Iterable[FlexSlot]) -> Fraction:
+    """What the slots that serve batch now are worth together."""
+    alike: dict[float, int] = {}
+    for slot in slots:
+        if admits_batch(slot.band, slot.state):
+            alike[slot.batch_efficiency] = alike.get(slot.batch_efficiency, 0) + 1
+    return sum([exact(efficiency) * count for efficiency, count in alike.items()], Fraction(0))
+
+
+def demand_of(snapshot: FlexSnapshot) -> Demand:
+    """The demand of a pool's snapshot."""
+    return demand(
+        snapshot.jobs, snapshot.slots, now_us=snapshot.now_us, missed_grace_us=snapshot.policy.missed_grace_us
     )
-    due_gpu_us, worst_work_us, worst_time_us = 0, 0, 1
-    for position, (deadline_us, remaining_gpu_us) in enumerate(ahead):
-        due_gpu_us += remaining_gpu_us
-        if position + 1 < len(ahead) and ahead[position + 1][0] == deadline_us:
-            continue
-        if due_gpu_us * worst_time_us > worst_work_us * (deadline_us - now_us):
-            worst_work_us, worst_time_us = due_gpu_us, deadline_us - now_us
-    return Fraction(worst_work_us, worst_time_us)
 
 
 def demand(jobs: Iterable[BatchJob], slots: Iterable[FlexSlot], *, now_us: int, missed_grace_us: int) -> Demand:
@@ -91,10 +164,9 @@ def demand(jobs: Iterable[BatchJob], slots: Iterable[FlexSlot], *, now_us: int, 
             continue
         in_grace = now_us - job.deadline_us < missed_grace_us
         (missed_now if in_grace else missed_before).append(job.name)
-    serving = (exact(slot.batch_efficiency) for slot in slots if admits_batch(slot.band, slot.state))
     return Demand(
         required_exact=math.inf if missed_now else required_slots(jobs, now_us=now_us),
-        available_exact=sum(serving, Fraction(0)),
+        available_exact=available_slots(slots),
         missed_now=tuple(missed_now),
         missed_before=tuple(missed_before),
     )

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from enum import StrEnum
 from fractions import Fraction
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 SECOND_US = 1_000_000
 MINUTE_US = 60 * SECOND_US
@@ -144,6 +144,17 @@ class SafeRate:
 
     def at(self, slots: int) -> Fraction:
         """Exact safe rate for a number of slots: proportional below the table, linear inside, constant above."""
+        rate = self._rates.get(slots)
+        if rate is None:
+            rate = self._rates[slots] = self._rate_of(slots)
+        return rate
+
+    @cached_property
+    def _rates(self) -> dict[int, Fraction]:
+        """What was asked for: a tick asks a few times for the same numbers of slots."""
+        return {}
+
+    def _rate_of(self, slots: int) -> Fraction:
         first_slots, first_rate = self.entries[0]
         if slots <= first_slots:
             return exact(first_rate) * max(slots, 0) / first_slots

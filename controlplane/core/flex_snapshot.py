@@ -34,6 +34,14 @@ class FlexSlot:
     #: Since when slack without this slot has stayed above return_slack; overrides the pool's single instant.
     slack_above_return_since_us: int | None = None
 
+    def above_return_slack(self, since_us: int | None) -> FlexSlot:
+        """The same slot with the instant since when slack without it has stayed above; nothing else to be checked."""
+        if self.slack_above_return_since_us == since_us:
+            return self
+        slot = object.__new__(FlexSlot)
+        slot.__dict__.update(self.__dict__, slack_above_return_since_us=since_us)
+        return slot
+
     def __post_init__(self) -> None:
         if not self.name:
             raise ValueError("a slot needs a name")
@@ -99,6 +107,31 @@ class FlexSnapshot:
     manual_recalls: frozenset[str] = frozenset()
     #: Slots whose agent pulled its local tripwire under their present fence and was not answered yet.
     trips: frozenset[str] = frozenset()
+
+    def marked(
+        self,
+        slots: tuple[FlexSlot, ...],
+        *,
+        p95_below_since_us: int | None,
+        last_lend_at_us: int | None,
+        last_recall_at_us: int | None,
+    ) -> FlexSnapshot:
+        """The same picture with the controller's memory in it; `slots` are these, marked, in their order.
+
+        Nothing of it has to be checked or put in order again.
+        """
+        interactive = object.__new__(InteractiveFigures)
+        interactive.__dict__.update(self.interactive.__dict__, p95_below_since_us=p95_below_since_us)
+        filled = object.__new__(FlexSnapshot)
+        filled.__dict__.update(
+            self.__dict__,
+            slots=slots,
+            interactive=interactive,
+            slack_above_return_since_us=None,
+            last_lend_at_us=last_lend_at_us,
+            last_recall_at_us=last_recall_at_us,
+        )
+        return filled
 
     def __post_init__(self) -> None:
         if len({slot.name for slot in self.slots}) != len(self.slots):

@@ -9,24 +9,35 @@ packed sketches end to end is their merge.
 """
 
 import struct
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
-from math import ceil, log2
-from typing import Any
+from math import ceil, log, log2
+from typing import Any, Final
 
-SCALE = 4
-BUCKETS_PER_OCTAVE = 1 << SCALE
-ZERO_INDEX = -32_768
+SCALE: Final = 4
+BUCKETS_PER_OCTAVE: Final = 1 << SCALE
+ZERO_INDEX: Final = -32_768
 """Index of the bucket of zero in the packed and the sparse form."""
-INDEX_MIN = -1
-INDEX_MAX = 64 * BUCKETS_PER_OCTAVE - 1
-COUNT_MAX_PACKED = 2**32 - 1
+INDEX_MIN: Final = -1
+INDEX_MAX: Final = 64 * BUCKETS_PER_OCTAVE - 1
+COUNT_MAX_PACKED: Final = 2**32 - 1
+NEAR_US: Final = 2**28
+BUCKETS_PER_E: Final = BUCKETS_PER_OCTAVE / log(2)
+EDGE_TOLERANCE: Final = 1e-12
+NOTED_AT: Final = 1_024
+"""So many samples are counted at the latest, however fast they come."""
 
-_ENTRY = struct.Struct("<hI")
+_ENTRY: Final = struct.Struct("<hI")
 
 
 def bucket_index(us: int) -> int:
     """Bucket of a duration in microseconds; ZERO_INDEX for 0, ValueError below 0. Exact up to 2^48 us (8 years)."""
+    if 0 < us < NEAR_US:
+        # Compiled code has a logarithm of its own, which is not exact for powers of two, the only integers that lie
+        # on an edge: all others are further from the next one than what is taken off here.
+        place = log(float(us)) * BUCKETS_PER_E - EDGE_TOLERANCE
+        above = int(place)
+        return above if above < place else above - 1
     if us > 0:
         # log2 is exact for powers of two, the only integers that lie on an edge
         return ceil(log2(us) * BUCKETS_PER_OCTAVE) - 1
@@ -67,12 +78,16 @@ def quantile_index(counts: dict[int, int], q: float) -> int | None:
     total = sum(counts.values())
     if not total:
         return None
+    index = max(counts)
     above = total - rank_of(q, total)
-    for index in sorted(counts, reverse=True):
-        above -= counts[index]
+    while True:
+        above -= counts.get(index, 0)
         if above < 0:
             return index
-    raise AssertionError("a rank lies inside its counts")
+        if index == ZERO_INDEX:
+            raise AssertionError("a rank lies inside its counts")
+        # Buckets lie close together, but that of zero lies far below them.
+        index = index - 1 if index > INDEX_MIN else ZERO_INDEX
 
 
 class Histogram:
@@ -111,9 +126,25 @@ class Histogram:
         counts = self.counts
         counts[index] = counts.get(index, 0) + count
 
+    def record_all(self, durations_us: Iterable[int]) -> None:
+        """Add one sample of each duration; cheap where many in a row are alike, as the ages of those who wait are."""
+        counts, last, alike = self.counts, ZERO_INDEX, 0
+        for us in durations_us:
+            index = bucket_index(us)
+            if index != last:
+                if alike:
+                    counts[last] = counts.get(last, 0) + alike
+                last, alike = index, 0
+            alike += 1
+        if alike:
+            counts[last] = counts.get(last, 0) + alike
+
     def merge(self, other: "Histogram") -> None:
         """Add the counts of another histogram to this one."""
         counts = self.counts
+        if not counts:
+            counts.update(other.counts)
+            return
         for index, count in other.counts.items():
             counts[index] = counts.get(index, 0) + count
 
@@ -183,74 +214,95 @@ class WindowHistogram:
     A sample counts for at least the window and at most one step longer.
     """
 
-    __slots__ = ("_current", "_order", "_quantiles", "_step_us", "_steps", "_total")
+    __slots__ = ("_counts", "_order", "_quantiles", "_recent", "_step_end_us", "_step_us", "_steps", "_whole")
 
     def __init__(self, window_us: int = 60_000_000, step_us: int = 1_000_000) -> None:
         if step_us <= 0 or window_us <= 0 or window_us % step_us:
             raise ValueError(f"the window ({window_us} us) must be a positive multiple of the step ({step_us} us)")
         self._step_us = step_us
         self._steps = window_us // step_us
-        self._order: deque[tuple[int, dict[int, int]]] = deque()
-        self._current = -1
-        self._total: dict[int, int] = {}
+        self._order: deque[tuple[int, Counter[int]]] = deque()
+        """Steps with something in them, the present one last."""
+        self._step_end_us = 0
+        self._counts: Counter[int] = Counter()
+        """Of the present step."""
+        self._whole: Counter[int] = Counter()
+        """Of all steps together."""
+        self._recent: list[int] = []
+        """Buckets of the samples that are in neither yet: the library counts many at a time for less."""
         self._quantiles: dict[float, int | None] = {}
 
-    def _slide(self, now_us: int) -> dict[int, int]:
+    def _slide(self, now_us: int) -> None:
+        """Begin the step of that instant, unless it is the present one."""
+        if now_us < self._step_end_us:
+            return
+        self._note()
         step = now_us // self._step_us
-        if step > self._current:
-            self._current = step
-            while self._order and self._order[0][0] < step - self._steps:
-                self._forget(self._order.popleft()[1])
-        if not self._order or self._order[-1][0] != self._current:
-            self._order.append((self._current, {}))
-        return self._order[-1][1]
+        if self._order and not self._counts:
+            self._order.pop()
+        while self._order and self._order[0][0] < step - self._steps:
+            self._forget(self._order.popleft()[1])
+        self._step_end_us = (step + 1) * self._step_us
+        self._counts = Counter()
+        self._order.append((step, self._counts))
 
-    def _forget(self, counts: dict[int, int]) -> None:
-        total = self._total
+    def _forget(self, counts: Counter[int]) -> None:
+        whole = self._whole
         for index, count in counts.items():
-            left = total[index] - count
+            left = whole[index] - count
             if left:
-                total[index] = left
+                whole[index] = left
             else:
-                del total[index]
+                del whole[index]
         self._quantiles.clear()
+
+    def _note(self) -> None:
+        if self._recent:
+            self._counts.update(self._recent)
+            self._whole.update(self._recent)
+            self._recent.clear()
+            self._quantiles.clear()
 
     def record(self, us: int, now_us: int) -> None:
         """Add one sample that was observed now."""
-        index = bucket_index(us)
-        # After any slide the last step is the current one.
-        counts = self._order[-1][1] if now_us // self._step_us == self._current else self._slide(now_us)
-        counts[index] = counts.get(index, 0) + 1
-        total = self._total
-        total[index] = total.get(index, 0) + 1
-        if self._quantiles:
-            self._quantiles.clear()
+        index = ZERO_INDEX if not us else bucket_index(us)
+        if now_us >= self._step_end_us:
+            self._slide(now_us)
+        recent = self._recent
+        recent.append(index)
+        if len(recent) >= NOTED_AT:
+            self._note()
 
     def merge(self, histogram: Histogram, now_us: int) -> None:
         """Add the samples of a histogram, as observed now."""
-        counts = self._slide(now_us)
-        for index, count in histogram.counts.items():
-            counts[index] = counts.get(index, 0) + count
-            self._total[index] = self._total.get(index, 0) + count
+        self._slide(now_us)
+        self._counts.update(histogram.counts)
+        self._whole.update(histogram.counts)
         self._quantiles.clear()
 
     def snapshot(self, now_us: int) -> Histogram:
         """Independent histogram of the window that ends now."""
         self._slide(now_us)
         histogram = Histogram()
-        histogram.counts = dict(self._total)
+        histogram.counts = self._total()
         return histogram
+
+    def _total(self) -> dict[int, int]:
+        """Counts of the window up to the present step."""
+        self._note()
+        return dict(self._whole)
 
     def quantile_us(self, q: float, now_us: int, waiting_us: Iterable[int] = ()) -> int | None:
         """Quantile of the window that ends now, with ages of those still waiting as further samples."""
         self._slide(now_us)
         extra = [bucket_index(age) for age in waiting_us]
         if not extra:
+            self._note()
             if q not in self._quantiles:
-                index = quantile_index(self._total, q)
+                index = quantile_index(self._total(), q)
                 self._quantiles[q] = None if index is None else upper_edge_us(index)
             return self._quantiles[q]
-        counts = dict(self._total)
+        counts = self._total()
         for index in extra:
             counts[index] = counts.get(index, 0) + 1
         found = quantile_index(counts, q)

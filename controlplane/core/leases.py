@@ -114,6 +114,30 @@ def divide_among(free: int, asking: Mapping[Key, int], others: int) -> Division[
     return Division({agent: 1 + part for agent, part in spread.items()}, 1, 0)
 
 
+def divide_places(free: int, asked: Mapping[Key, int], present: Mapping[Key, int], agents: int) -> Division[Key]:
+    """Divide places of a limit on concurrency among a number of agents, as `divide_among` does a limit.
+
+    Demand is what an agent was asked for or, where that is more, the requests that are `present` there: they may have
+    come long ago. Requests beyond an agent's part stay until they end, so the others have that much less until then:
+    no part is taken by two. Raises ValueError for a negative limit or number.
+    """
+    if any(number < 0 for numbers in (asked, present) for number in numbers.values()):
+        raise ValueError("demand and presence cannot be negative")
+    wanted = {agent: max(asked.get(agent, 0), present.get(agent, 0)) for agent in asked.keys() | present.keys()}
+    asking = {agent: number for agent, number in wanted.items() if number}
+    others = agents - len(asking)
+    division = divide_among(free, asking, others)
+    held = {agent: min(part, present.get(agent, 0)) for agent, part in division.asking.items()}
+    beyond = sum(present.get(agent, 0) - part for agent, part in held.items())
+    rooms = [division.asking[agent] - part for agent, part in held.items()]
+    rooms.append(division.floor * others + division.more)
+    if not beyond or not sum(rooms):
+        return division
+    left = split_by_counts(max(0, sum(rooms) - beyond), dict(enumerate(rooms)))
+    parts = {agent: part + left[at] for at, (agent, part) in enumerate(held.items())}
+    return Division(parts, *(divmod(left[len(held)], others) if others else (0, 0)))
+
+
 def divide_limit(limit: int, demand: Mapping[Key, int], held: Mapping[Key, int] | None = None) -> dict[Key, int]:
     """Divide an installation-wide limit among agents: whole shares that sum to the limit exactly.
 

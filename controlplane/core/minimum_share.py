@@ -15,7 +15,7 @@ from controlplane.core.slots import RunningSlot
 
 PPM: Final = 1_000_000
 DEFICIT_BOUND_US: Final = 60_000_000
-UNSETTLED_US: Final = -1 << 62
+UNSETTLED_US: Final = -1 << 61
 
 
 class MinimumShare:

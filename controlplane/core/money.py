@@ -5,7 +5,7 @@ Nothing here uses floats. Exact intermediate values are `fractions.Fraction`; a 
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import TypeVar
 
@@ -152,5 +152,24 @@ def split_by_counts(total: int, counts: Mapping[Key, int]) -> dict[Key, int]:
 
 def distribute_cents(parts_nanos: Mapping[str, int]) -> dict[str, int]:
     """Cents to print for each part, adding up to the printed (half-even) total of all parts."""
-    total_cents = cents_of(sum(parts_nanos.values()))
-    return distribute(total_cents, {key: Fraction(nanos, NANOS_PER_CENT) for key, nanos in parts_nanos.items()})
+    return share_cents(cents_of(sum(parts_nanos.values())), parts_nanos)
+
+
+def share_cents(total_cents: int, parts_nanos: Mapping[str, int]) -> dict[str, int]:
+    """Cents of parts whose sum is printed as `total_cents`: `distribute` of amounts, without fractions, since pages
+    share out ten thousand tenants by it. Raises ValueError when `total_cents` is a cent or more away from the sum.
+    """
+    whole = sum(parts_nanos.values())
+    if abs(whole - total_cents * NANOS_PER_CENT) >= NANOS_PER_CENT:
+        raise ValueError(f"cannot distribute {total_cents} cents: the parts add up to {whole} nanos")
+    keys = sorted(parts_nanos)
+    sign = -1 if whole < 0 or (not whole and _first_nonzero(parts_nanos, keys) < 0) else 1
+    split = {key: divmod(sign * parts_nanos[key], NANOS_PER_CENT) for key in keys}
+    left = sign * total_cents - sum(cents for cents, _ in split.values())
+    # sorted() is stable, so equal remainders stay in key order
+    more = set(sorted(keys, key=lambda key: -split[key][1])[:left]) if left else set()
+    return {key: sign * (split[key][0] + (key in more)) for key in keys}
+
+
+def _first_nonzero(parts: Mapping[str, int], keys: Sequence[str]) -> int:
+    return next((parts[key] for key in keys if parts[key]), 0)

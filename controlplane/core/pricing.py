@@ -43,6 +43,16 @@ class RateCard:
         if not 0 <= self.batch_discount_ppm <= PPM:
             raise ValueError(f"batch_discount_ppm must be between 0 and {PPM:,}, got {self.batch_discount_ppm}")
 
+    @property
+    def is_free(self) -> bool:
+        """Nothing has a price."""
+        return not (
+            self.prompt_nanos_per_mtok
+            or self.output_nanos_per_mtok
+            or self.cached_nanos_per_mtok
+            or self.gpu_nanos_per_slot_hour
+        )
+
 
 class ChargeLines(NamedTuple):
     """A charge by line kind, each in nanos; `total_nanos` is their sum."""
@@ -62,6 +72,8 @@ def charge_upper_bound_nanos(
     ceil per line of prompt x the dearer of prompt and cached price, n x max_output x output price, and the GPU price
     x the stage timeout where the card has one. The batch discount is left out, so the bound stays one.
     """
+    if card.is_free:
+        return 0
     dearer = card.prompt_nanos_per_mtok
     if card.cached_nanos_per_mtok > dearer:
         dearer = card.cached_nanos_per_mtok

@@ -6,6 +6,7 @@ from enum import IntEnum
 from typing import Final
 
 from controlplane.core.fairness import FairTenant, LinearWork
+from controlplane.core.native import native
 
 
 class Phase(IntEnum):
@@ -23,6 +24,7 @@ RUNNING: Final = Phase.RUNNING
 ENDED: Final = Phase.ENDED
 
 
+@native(free_list_len=1)
 class QueuedRequest:
     """What the scheduler needs of a request, and what it keeps about it.
 
@@ -40,6 +42,7 @@ class QueuedRequest:
         "blocked_since_us",
         "bytes_sent",
         "cached_tokens",
+        "call",
         "charged_work",
         "class_index",
         "class_slug",
@@ -52,7 +55,6 @@ class QueuedRequest:
         "id",
         "kv_tokens",
         "linear",
-        "order",
         "output_tokens",
         "phase",
         "preemptible",
@@ -88,7 +90,6 @@ class QueuedRequest:
         self.tenant = tenant
         self.class_slug = class_slug
         self.arrival_us = arrival_us
-        self.order = (arrival_us, id)
         self.prompt_tokens = prompt_tokens
         self.output_tokens = output_tokens
         self.kv_tokens = kv_tokens
@@ -99,6 +100,8 @@ class QueuedRequest:
         self.streamed = streamed
         self.cached_tokens = cached_tokens
         self.batch_shape = batch_shape
+        self.call: object = None
+        """What its caller keeps of it, so that nobody has to be looked up; the caller takes it out at the end."""
         self.attempt = 1
         self.phase: Phase = NEW
         self.class_index = -1
@@ -114,6 +117,11 @@ class QueuedRequest:
         self.linear: LinearWork | None = None
         self.slot_index = -1
         self.reserved_slot_index = -1
+
+    @property
+    def order(self) -> tuple[int, str | int]:
+        """(arrival, id)"""
+        return self.arrival_us, self.id
 
     @property
     def may_run_lent(self) -> bool:

@@ -6,8 +6,9 @@ zero or over its limit; what a request took is held by one `Reservation`, and ev
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final
+
+from controlplane.core.native import native
 
 PICO: Final = 1_000_000_000_000
 """Bucket levels are pico-tokens, so that microseconds x micro-tokens per second is an integer without a remainder."""
@@ -54,7 +55,8 @@ class TokenBucket:
             if level > self.burst_pico:
                 level = self.burst_pico
             self.updated_us = now_us
-        need = tokens * PICO
+        # One at a time is the rule, and the product of large numbers is dear.
+        need = PICO if tokens == 1 else tokens * PICO
         if level < need:
             self.level_pico = level
             return False
@@ -204,23 +206,31 @@ class ConcurrencyCounter:
             self.queued -= 1
 
 
+@native(free_list_len=1, acyclic=True)
 class Reservation:
-    """Everything one admitted request holds; ended exactly once, by `settle` or `release`."""
+    """Everything one admitted request holds; ended exactly once, by `settle` or `release`.
 
-    __slots__ = ("amount_nanos", "concurrency", "open", "purse", "running", "token_buckets", "tokens")
+    Counters and token buckets are those of the tenant and of the key, each None where there is no such limit.
+    """
+
+    __slots__ = ("amount_nanos", "key", "key_bucket", "open", "purse", "running", "tenant", "tenant_bucket", "tokens")
 
     def __init__(
         self,
         purse: LeasePurse | None,
         amount_nanos: int,
-        concurrency: Sequence[ConcurrencyCounter],
-        token_buckets: Sequence[TokenBucket],
+        tenant: ConcurrencyCounter | None,
+        key: ConcurrencyCounter | None,
+        tenant_bucket: TokenBucket | None,
+        key_bucket: TokenBucket | None,
         tokens: int,
     ) -> None:
         self.purse = purse
         self.amount_nanos = amount_nanos
-        self.concurrency = concurrency
-        self.token_buckets = token_buckets
+        self.tenant = tenant
+        self.key = key
+        self.tenant_bucket = tenant_bucket
+        self.key_bucket = key_bucket
         self.tokens = tokens
         self.running = False
         self.open = True
@@ -228,14 +238,18 @@ class Reservation:
     def start(self) -> None:
         """The request began to run."""
         self.running = True
-        for counter in self.concurrency:
-            counter.start()
+        if self.tenant is not None:
+            self.tenant.start()
+        if self.key is not None:
+            self.key.start()
 
     def requeue(self) -> None:
         """The request went back to its queue."""
         self.running = False
-        for counter in self.concurrency:
-            counter.requeue()
+        if self.tenant is not None:
+            self.tenant.requeue()
+        if self.key is not None:
+            self.key.requeue()
 
     def settle(self, charge_nanos: int, used_tokens: int) -> int:
         """End with a charge and the tokens used; returns the nanos over the reservation (booked to platform).
@@ -245,15 +259,21 @@ class Reservation:
         if not self.open:
             raise ValueError("this reservation was already settled or released")
         self.open = False
-        running = self.running
-        for counter in self.concurrency:
-            counter.leave(running=running)
-        for bucket in self.token_buckets:
-            if used_tokens < self.tokens:
-                bucket.give_back(self.tokens - used_tokens)
-            else:
-                bucket.take_late(used_tokens - self.tokens)
+        if self.tenant is not None:
+            self.tenant.leave(running=self.running)
+        if self.key is not None:
+            self.key.leave(running=self.running)
+        if self.tenant_bucket is not None:
+            self._return(self.tenant_bucket, used_tokens)
+        if self.key_bucket is not None:
+            self._return(self.key_bucket, used_tokens)
         return 0 if self.purse is None else self.purse.settle(self.amount_nanos, charge_nanos)
+
+    def _return(self, bucket: TokenBucket, used_tokens: int) -> None:
+        if used_tokens < self.tokens:
+            bucket.give_back(self.tokens - used_tokens)
+        else:
+            bucket.take_late(used_tokens - self.tokens)
 
     def release(self) -> None:
         """End without a charge: nothing was delivered."""

@@ -28,24 +28,13 @@ DEFAULT_RESERVE_AFTER_US: Final = 2_000_000
 class Scheduler:
     """Queues, slots and what runs where, for the slots of one agent in one pool.
 
-    Raises ValueError for repeated names, for a minimum share outside `shared` pools (there the floor is the share)
-    and for calls about requests that it does not hold.
+    Raises ValueError for repeated names, a minimum share outside `shared` pools, and requests that it does not hold.
     """
 
     __slots__ = (
-        "_by_slug",
-        "_largest_kv",
-        "_open",
-        "_reserve_due_us",
-        "_serving_places",
-        "_share",
-        "_slot_by_name",
-        "classes",
-        "isolation",
-        "requests",
-        "reserve_after_us",
-        "slots",
-    )
+        "_asked", "_asked_slug", "_by_slug", "_largest_kv", "_open", "_reserve_due_us", "_serving_places", "_share",
+        "_slot_by_name", "classes", "isolation", "requests", "reserve_after_us", "slots",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -66,6 +55,9 @@ class Scheduler:
         self.reserve_after_us = reserve_after_us
         self.requests: dict[str | int, QueuedRequest] = {}
         self._by_slug = {queue.spec.slug: queue for queue in self.classes}
+        self._asked: ClassQueue | None = None
+        self._asked_slug = ""
+        """The queue that was asked for last: a request asks for the same one several times."""
         self._slot_by_name = {slot.spec.name: slot for slot in self.slots}
         self._share = MinimumShare([queue.spec.min_share_ppm for queue in self.classes])
         self._open = (1 << len(slots)) - 1
@@ -81,7 +73,12 @@ class Scheduler:
 
     def class_queue(self, slug: str) -> ClassQueue:
         """The queue of a class; KeyError for one that this pool does not have."""
-        return self._by_slug[slug]
+        asked = self._asked
+        if slug is self._asked_slug and asked is not None:
+            return asked
+        queue = self._by_slug[slug]
+        self._asked, self._asked_slug = queue, slug
+        return queue
 
     def set_weight(self, class_slug: str, tenant: str, weight: int | Fraction) -> None:
         """Set a tenant's weight in a class."""
@@ -89,13 +86,11 @@ class Scheduler:
 
     def offer(self, request: QueuedRequest, now_us: int) -> None:
         """Queue an admitted request; whether it starts at once is for `next_dispatch` to say."""
-        if request.id in self.requests:
-            raise ValueError(f"request {request.id!r} is already here")
-        queue = self._by_slug[request.class_slug]
+        queue = self.class_queue(request.class_slug)
+        self._take(request)
         if self._share.active:
             self._account(now_us)
         request.class_index = queue.index
-        self.requests[request.id] = request
         queue.push(request, now_us)
 
     def start_at_once(self, request: QueuedRequest, now_us: int) -> bool:
@@ -104,21 +99,27 @@ class Scheduler:
         False, and nothing has happened, where it must queue: something waits, no slot takes it, or there is more to
         decide than where it runs.
         """
-        queue = self._by_slug[request.class_slug]
+        queue = self.class_queue(request.class_slug)
         if self._share.active or now_us >= self._reserve_due_us or queue.kv_floor_home or queue.kv_floor_lent:
             return False
         if not self._open & queue.slot_mask or self.anything_queued():
             return False
-        if request.id in self.requests:
-            raise ValueError(f"request {request.id!r} is already here")
-        slot = choose_slot(request, queue, self._open_slots(queue), self.classes)
+        slot = choose_slot(request, queue, self._open, self.classes)
         if slot is None:
             return False
+        self._take(request)
         request.class_index = queue.index
-        self.requests[request.id] = request
         self._start(request, slot, queue, now_us)
         queue.passes(request, now_us)
         return True
+
+    def _take(self, request: QueuedRequest) -> None:
+        """Hold a request from now on. Raises ValueError for one whose id is held already."""
+        requests = self.requests
+        count = len(requests)
+        requests.setdefault(request.id, request)
+        if len(requests) == count:
+            raise ValueError(f"request {request.id!r} is already here")
 
     def adopt(self, request: QueuedRequest, slot_name: str, now_us: int) -> None:
         """Take over a request that runs on a slot already, from the scheduler of the policy before this one."""
@@ -160,6 +161,13 @@ class Scheduler:
             )
         queue.reconcile(request, now_us, work)
         return self._ended(request)
+
+    def finish(self, request: QueuedRequest, now_us: int, prompt_tokens: int, output_tokens: int, gpu_us: int) -> None:
+        """`release` with all figures, by whoever has the request that runs."""
+        queue = self.classes[request.class_index]
+        self._stop(request, queue, now_us)
+        queue.settle(request, queue.work_of(prompt_tokens, output_tokens, gpu_us))
+        self._ended(request)
 
     def cancel(self, request_id: str | int, now_us: int) -> QueuedRequest:
         """Take out a request, queued or running; its handle says in which phase it was by `slot_index` (-1: queued)."""
@@ -218,7 +226,7 @@ class Scheduler:
 
     def next_dispatch(self, now_us: int) -> QueuedRequest | None:
         """Start the next request and return it with its `slot_index`; None when nothing can start at this instant."""
-        classes: Sequence[ClassQueue] = self.classes
+        classes = self.classes
         if self._share.active:
             self._account(now_us)
             classes = self._class_order()
@@ -245,7 +253,7 @@ class Scheduler:
             request.reclaiming = True
         return chosen
 
-    def _class_order(self) -> Sequence[ClassQueue]:
+    def _class_order(self) -> tuple[ClassQueue, ...]:
         share, places = self._share, self._serving_places
         first = [
             queue
@@ -264,11 +272,11 @@ class Scheduler:
 
         A head that does not fit is passed by other tenants, not by its own.
         """
-        open_slots = self._open_slots(queue)
+        open_slots = self._open
         if (queue.kv_floor_home or queue.kv_floor_lent) and not memory_may_fit(queue, open_slots, now_us):
             return None
         fair = queue.fair
-        if fair.joining:
+        if fair.joined:
             fair.settle(now_us)
         tenant = fair.least(now_us)
         if tenant is None:
@@ -281,13 +289,7 @@ class Scheduler:
         queue.dispatched(tenant, head, now_us)
         return head
 
-    def _open_slots(self, queue: ClassQueue) -> Sequence[RunningSlot]:
-        bits = self._open & queue.slot_mask
-        if not bits & (bits - 1):
-            return (self.slots[bits.bit_length() - 1],)
-        return [slot for slot in queue.slots if slot.bit & bits]
-
-    def _scan(self, queue: ClassQueue, open_slots: Sequence[RunningSlot], now_us: int) -> QueuedRequest | None:
+    def _scan(self, queue: ClassQueue, open_slots: int, now_us: int) -> QueuedRequest | None:
         """The tenants one after the other, because the first one's head does not fit."""
         fair = queue.fair
         passed: list[FairTenant] = []
@@ -388,7 +390,7 @@ class Scheduler:
         now_us = snapshot.now_us
         if now_us >= self._reserve_due_us:
             self._reserve_due(now_us)
-        queue, largest = self._by_slug[snapshot.workload_class.slug], self._largest_kv
+        queue, largest = self.class_queue(snapshot.workload_class.slug), self._largest_kv
         snapshot.largest_slot_kv_tokens = largest
         free_kv, first_end_us = 0, NO_END_US
         for slot in queue.slots:
@@ -401,8 +403,8 @@ class Scheduler:
         snapshot.serving_slots = queue.serving_slots
         if self._open & queue.slot_mask:
             tenant, first_end_us = snapshot.tenant.slug, now_us
-            for slot in self._open_slots(queue):
-                if takes(slot, queue, kv_tokens, may_run_lent, tenant, self.classes):
+            for slot in queue.slots:
+                if slot.bit & self._open and takes(slot, queue, kv_tokens, may_run_lent, tenant, self.classes):
                     if queue.leads(tenant, gpu_us, deadline_us, now_us):
                         snapshot.free_now = True
                         return

@@ -90,10 +90,9 @@ class Totals:
     @property
     def sensible(self) -> bool:
         """Whether the counts can be true together."""
-        parts = (self.offered, self.admitted, self.successful, self.good, self.neutral)
         return (
-            min(parts) >= 0
-            and self.good <= self.successful
+            0 <= self.good <= self.successful
+            and self.neutral >= 0
             and self.successful + self.neutral <= self.admitted <= self.offered
         )
 
@@ -120,15 +119,41 @@ class Compliance:
     population: Population
     total: int
     good: int
-    compliance: Fraction | None
-    burn_rate: Fraction | None
-    interval: Interval | None
+    target: Fraction
     verdict: Verdict
     unknown_reason: UnknownReason | None = None
 
     @property
     def bad(self) -> int:
         return self.total - self.good
+
+    @property
+    def compliance(self) -> Fraction | None:
+        return Fraction(self.good, self.total) if self.total else None
+
+    @property
+    def burn_rate(self) -> Fraction | None:
+        """The share that is bad, in shares that the target allows."""
+        return Fraction(self.bad, self.total) / (1 - self.target) if self.total else None
+
+    @property
+    def burn(self) -> float | None:
+        """The burn rate as the float next to it: whole numbers divide to what the fraction would be made into."""
+        if not self.total:
+            return None
+        kept = self.target.denominator - self.target.numerator
+        return self.bad * self.target.denominator / (self.total * kept)
+
+    def burns(self, factor: Fraction) -> bool:
+        """Whether the burn rate is known and at least `factor`; exact, without making either fraction."""
+        kept = self.target.denominator - self.target.numerator
+        burnt = self.bad * self.target.denominator * factor.denominator
+        return bool(self.total) and burnt >= factor.numerator * self.total * kept
+
+    @property
+    def interval(self) -> Interval | None:
+        """95 % interval of the compliance, worked out when asked for: it costs more than the verdict, and few look."""
+        return clopper_pearson(self.good, self.total) if self.total else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,21 +171,38 @@ class ObjectiveResult:
 
 
 def judge_population(totals: Totals, population: Population, objective: Objective) -> Compliance:
-    """Compliance, burn rate, 95 % interval and verdict of one population."""
+    """Compliance, burn rate and verdict of one population."""
     if not totals.sensible:
-        return Compliance(population, 0, 0, None, None, None, Verdict.UNKNOWN, UnknownReason.NONSENSE)
+        return Compliance(population, 0, 0, objective.target, Verdict.UNKNOWN, UnknownReason.NONSENSE)
     total = totals.size(population)
     if not total:
-        return Compliance(population, 0, 0, None, None, None, Verdict.UNKNOWN, UnknownReason.SILENCE)
-    compliance = Fraction(totals.good, total)
-    burn_rate = (1 - compliance) / (1 - objective.target)
-    interval = clopper_pearson(totals.good, total)
+        return Compliance(population, 0, 0, objective.target, Verdict.UNKNOWN, UnknownReason.SILENCE)
     verdict, reason = Verdict.MISSED, None
     if total < objective.min_events:
         verdict, reason = Verdict.UNKNOWN, UnknownReason.FEW_DATA
-    elif compliance >= objective.target:
+    elif totals.good * objective.target.denominator >= objective.target.numerator * total:
         verdict = Verdict.MET
-    return Compliance(population, total, totals.good, compliance, burn_rate, interval, verdict, reason)
+    return Compliance(population, total, totals.good, objective.target, verdict, reason)
+
+
+def burn_of(totals: Totals, objective: Objective) -> float | None:
+    """The burn rate of the contract's own population as `judge_population` has it; None where that is unknown."""
+    total = totals.size(objective.population)
+    if not total or not totals.sensible:
+        return None
+    kept = objective.target.denominator - objective.target.numerator
+    # As `Compliance.burn`, without the row around it.
+    return (total - totals.good) * objective.target.denominator / (total * kept)
+
+
+def burns_at(factor: Fraction, totals: Totals, objective: Objective) -> bool:
+    """`Compliance.burns` of the contract's own population, without the row around it."""
+    total = totals.size(objective.population)
+    if not total or not totals.sensible:
+        return False
+    target = objective.target
+    burnt = (total - totals.good) * target.denominator * factor.denominator
+    return burnt >= factor.numerator * total * (target.denominator - target.numerator)
 
 
 def judge_totals(totals: Totals, objective: Objective) -> ObjectiveResult:
@@ -210,3 +252,11 @@ def budget_remaining(totals: Totals, objective: Objective) -> Fraction | None:
     """
     judged = judge_population(totals, objective.population, objective)
     return None if judged.burn_rate is None else 1 - judged.burn_rate
+
+
+def budget_is_under(share: Fraction, totals: Totals, objective: Objective) -> bool:
+    """Whether `budget_remaining` is known and under a share, without making its fraction."""
+    judged = judge_population(totals, objective.population, objective)
+    kept = objective.target.denominator - objective.target.numerator
+    burnt = judged.bad * objective.target.denominator * share.denominator
+    return bool(judged.total) and burnt > (share.denominator - share.numerator) * judged.total * kept

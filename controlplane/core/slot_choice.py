@@ -18,22 +18,26 @@ NEAR_DENOMINATOR: Final = 100
 
 
 def choose_slot(
-    request: QueuedRequest, queue: ClassQueue, open_slots: Sequence[RunningSlot], classes: Sequence[ClassQueue]
+    request: QueuedRequest, queue: ClassQueue, open_slots: int, classes: Sequence[ClassQueue]
 ) -> RunningSlot | None:
-    """Least outstanding work among the open slots that may take it; within 10 %, the longest cached prefix.
+    """Least outstanding work among the open slots (bits) that may take it; within 10 %, the longest cached prefix.
 
     A request that runs together with others joins a batch of its shape that is open: spread over the slots by
     their work, batches would never fill.
     """
     kv_tokens = request.kv_tokens
     if request.batch_shape:
-        for slot in open_slots:
-            if request.batch_shape in slot.open_batches and takes(
-                slot, queue, kv_tokens, request.may_run_lent, request.tenant, classes
+        for slot in queue.slots:
+            if (
+                slot.bit & open_slots
+                and request.batch_shape in slot.open_batches
+                and takes(slot, queue, kv_tokens, request.may_run_lent, request.tenant, classes)
             ):
                 return slot
     best: RunningSlot | None = None
-    for slot in open_slots:
+    for slot in queue.slots:
+        if not slot.bit & open_slots:
+            continue
         if best is not None and slot.outstanding_gpu_us >= best.outstanding_gpu_us:
             continue
         # The plain case first: on this path a call per slot is most of the price.
@@ -48,8 +52,9 @@ def choose_slot(
     least = best.outstanding_gpu_us
     near = [
         slot
-        for slot in open_slots
-        if is_near(slot.outstanding_gpu_us, least)
+        for slot in queue.slots
+        if slot.bit & open_slots
+        and is_near(slot.outstanding_gpu_us, least)
         and takes(slot, queue, kv_tokens, request.may_run_lent, request.tenant, classes)
     ]
     return min(near, key=lambda slot: (-cached.get(slot.spec.name, 0), slot.outstanding_gpu_us, slot.index))
@@ -98,12 +103,14 @@ def first_to_free(request: QueuedRequest, queue: ClassQueue) -> RunningSlot | No
     return best
 
 
-def memory_may_fit(queue: ClassQueue, open_slots: Sequence[RunningSlot], now_us: int) -> bool:
+def memory_may_fit(queue: ClassQueue, open_slots: int, now_us: int) -> bool:
     """Whether the least memory that any head needs is free in an open slot, or may be: heads change with age."""
     if now_us > queue.floor_until_us:
         return True
     home_kv = lent_kv = -1
-    for slot in open_slots:
+    for slot in queue.slots:
+        if not slot.bit & open_slots:
+            continue
         if not slot.on_loan:
             home_kv = max(home_kv, slot.kv_free)
         else:

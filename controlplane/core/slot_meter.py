@@ -9,11 +9,14 @@ so that the shares of a slot add up to its busy time exactly, per minute and in 
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final
+
+from controlplane.core.native import native
 
 Name = str | int
-US_PER_MINUTE = 60_000_000
-_FRACTION_BITS = 32
-_FRACTION_MASK = (1 << _FRACTION_BITS) - 1
+US_PER_MINUTE: Final = 60_000_000
+_FRACTION_BITS: Final = 32
+_FRACTION_MASK: Final = (1 << _FRACTION_BITS) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,27 +30,46 @@ class SlotMinutes:
     busy_us_by_minute: dict[int, int]
 
 
-class _Running:
-    __slots__ = ("booked_us", "class_", "tenant", "virtual", "weight")
+@native(free_list_len=1)
+class Stay:
+    """One request that runs on the slot, for its meter alone to change.
 
-    def __init__(self, tenant: Name, class_: str, weight: int, virtual: int) -> None:
-        self.tenant = tenant
-        self.class_ = class_
+    Those that run are a chain in the order in which they began: nothing has to be looked up to begin or to end.
+    """
+
+    __slots__ = ("after", "before", "booked_us", "request_id", "runs", "used_by", "used_in", "virtual", "weight")
+
+    def __init__(self, request_id: Name, used_by: Name = "", used_in: str = "", weight: int = 1) -> None:
+        self.request_id = request_id
+        self.used_by = used_by
+        self.used_in = used_in
         self.weight = weight
-        self.virtual = virtual
+        self.virtual = 0
         self.booked_us = 0
+        self.runs = False
+        self.before: Stay | None = None
+        self.after: Stay | None = None
 
 
 class SlotMeter:
-    """Shares of one slot's busy time; instants are UTC microseconds that never go back, weights positive integers."""
+    """Shares of one slot's busy time; instants are UTC microseconds that never go back, weights positive integers.
+
+    `by_minute` False keeps no shares for `collect`, where nobody asks for them: the time of each request is the same.
+    """
 
     __slots__ = (
-        "_busy", "_carry", "_given_us", "_minute_busy_us", "_minute_end_us", "_now_us", "_rest", "_running", "_shares",
-        "_unsettled_us", "_virtual", "_weight", "busy_us",
+        "_busy", "_by_minute", "_carry", "_first", "_given_us", "_last", "_minute_busy_us", "_minute_end_us", "_named",
+        "_now_us", "_rest", "_shares", "_unsettled_us", "_virtual", "_weight", "busy_us", "running",
     )  # fmt: skip
 
-    def __init__(self) -> None:
-        self._running: dict[Name, _Running] = {}
+    def __init__(self, *, by_minute: bool = True) -> None:
+        self._by_minute = by_minute
+        self._named: dict[Name, Stay] = {}
+        """Those that `start` began, by their ids."""
+        self._first: Stay | None = None
+        self._last: Stay | None = None
+        self.running = 0
+        """Number of requests that run now."""
         self._weight = 0
         self._virtual = 0
         self._rest = 0
@@ -61,39 +83,65 @@ class SlotMeter:
         self._minute_busy_us = 0
         self.busy_us = 0
 
-    @property
-    def running(self) -> int:
-        """Number of requests that run now."""
-        return len(self._running)
-
-    def start(self, request_id: Name, at_us: int, tenant: Name = "", class_: str = "", weight: int = 1) -> None:
+    def start(self, request_id: Name, at_us: int, tenant: Name = "", class_: str = "", weight: int = 1) -> Stay:
         """A request begins to run. Raises ValueError when it already runs, or for a weight below 1."""
         if weight < 1:
             raise ValueError(f"the weight of {request_id} must be a positive integer, not {weight}")
-        if request_id in self._running:
+        if request_id in self._named:
             raise ValueError(f"{request_id} already runs on this slot")
+        stay = self._named[request_id] = Stay(request_id, tenant, class_, weight)
+        self.begin(stay, at_us)
+        return stay
+
+    def begin(self, stay: Stay, at_us: int) -> None:
+        """As `start`, with the caller's own, which may have run before."""
         self._advance(at_us)
-        self._running[request_id] = _Running(tenant, class_, weight, self._virtual)
-        self._weight += weight
+        if stay.runs:
+            raise ValueError(f"{stay.request_id} already runs on this slot")
+        stay.runs = True
+        last = self._last
+        if last is None:
+            self._first = stay
+        else:
+            last.after, stay.before = stay, last
+        self._last = stay
+        self.running += 1
+        self._weight += stay.weight
+        stay.virtual, stay.booked_us = self._virtual, 0
 
     def end(self, request_id: Name, at_us: int) -> int:
         """A request stops; returns its gpu_us over its whole run. Raises KeyError when it does not run here."""
-        run = self._running[request_id]
+        return self.end_stay(self._named[request_id], at_us)
+
+    def end_stay(self, stay: Stay, at_us: int) -> int:
+        """As `end`, by what `start` returned."""
         self._advance(at_us)
-        del self._running[request_id]
-        self._weight -= run.weight
-        if self._running:
-            self._book(run, self._share_us(run))
+        if self._named:
+            self._named.pop(stay.request_id, None)
+        before, after = stay.before, stay.after
+        if before is None:
+            self._first = after
         else:
-            self._book(run, self._unsettled_us - self._given_us)
+            before.after, stay.before = after, None
+        if after is None:
+            self._last = before
+        else:
+            after.before, stay.after = before, None
+        stay.runs = False
+        self.running -= 1
+        self._weight -= stay.weight
+        if self._first is not None:
+            self._book(stay, self._share_us(stay))
+        else:
+            self._book(stay, self._unsettled_us - self._given_us)
             self._reset()
-        return run.booked_us
+        return stay.booked_us
 
     def reweigh(self, request_id: Name, at_us: int, weight: int) -> None:
         """The weight of a running request changes, for policies that weigh by tokens in flight."""
         if weight < 1:
             raise ValueError(f"the weight of {request_id} must be a positive integer, not {weight}")
-        run = self._running[request_id]
+        run = self._named[request_id]
         self._advance(at_us)
         self._book(run, self._share_us(run))
         self._weight += weight - run.weight
@@ -102,8 +150,7 @@ class SlotMeter:
     def collect(self, at_us: int) -> SlotMinutes:
         """Settle up to an instant, and take everything booked since the last call. O(running)."""
         self._advance(at_us)
-        if self._running:
-            self._settle()
+        self._settle()
         self._end_minute()
         minutes = SlotMinutes(
             {key: us for key, us in self._shares.items() if us},
@@ -119,7 +166,7 @@ class SlotMeter:
         while at_us >= self._minute_end_us:
             if self._minute_busy_us:
                 self._end_minute()
-            if not self._running:
+            if self._first is None:
                 self._now_us = at_us
                 self._minute_end_us = at_us - at_us % US_PER_MINUTE + US_PER_MINUTE
                 return
@@ -143,35 +190,43 @@ class SlotMeter:
     def _accrue(self, elapsed_us: int) -> None:
         """Time within one minute, in which something ran."""
         exact, weight = (elapsed_us << _FRACTION_BITS) + self._rest, self._weight
-        step = exact // weight
-        self._rest = exact - step * weight
+        step, self._rest = exact // weight, exact % weight
         self._virtual += step
         self._unsettled_us += elapsed_us
         self.busy_us += elapsed_us
         self._minute_busy_us += elapsed_us
 
-    def _share_us(self, run: _Running) -> int:
-        exact = run.weight * (self._virtual - run.virtual) + self._carry
+    def _share_us(self, run: Stay) -> int:
+        since = self._virtual - run.virtual
+        # Nearly all weigh one, and the product of large numbers is dear.
+        exact = (since if run.weight == 1 else run.weight * since) + self._carry
         self._carry = exact & _FRACTION_MASK
         run.virtual = self._virtual
         return exact >> _FRACTION_BITS
 
-    def _book(self, run: _Running, us: int) -> None:
+    def _book(self, run: Stay, us: int) -> None:
         run.booked_us += us
         self._given_us += us
-        key = self._minute_end_us - US_PER_MINUTE, run.tenant, run.class_
+        if not self._by_minute:
+            return
+        key = self._minute_end_us - US_PER_MINUTE, run.used_by, run.used_in
         self._shares[key] = self._shares.get(key, 0) + us
 
     def _settle(self) -> None:
-        *others, last = self._running.values()
-        for run in others:
-            self._book(run, self._share_us(run))
-        last.virtual = self._virtual
-        self._book(last, self._unsettled_us - self._given_us)
-        self._reset()
+        run, last = self._first, self._last
+        while run is not None:
+            self._book(run, self._unsettled_us - self._given_us if run is last else self._share_us(run))
+            run = run.after
+        if last is not None:
+            self._reset()
 
     def _reset(self) -> None:
-        self._unsettled_us = self._given_us = self._rest = self._carry = 0
+        """Everybody who runs has what is theirs: the clock begins anew, and numbers stay small for however long."""
+        self._unsettled_us = self._given_us = self._rest = self._carry = self._virtual = 0
+        run = self._first
+        while run is not None:
+            run.virtual = 0
+            run = run.after
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from heapq import heapify, heappop, heappush
 from typing import Final
 
 from controlplane.core.queued_request import QueuedRequest
 from controlplane.core.slot_states import Band, SlotState
 
-UNBOUNDED_KV: Final = 1 << 62
+UNBOUNDED_KV: Final = 1 << 61
 """KV tokens of a slot whose backend has no KV memory to run short of."""
-NO_END_US: Final = 1 << 62
+NO_END_US: Final = 1 << 61
 """The first end of a slot on which nothing runs."""
 
 
@@ -77,7 +76,6 @@ class RunningSlot:
     """
 
     __slots__ = (
-        "_ends",
         "bit",
         "class_counts",
         "first_end_us",
@@ -114,22 +112,18 @@ class RunningSlot:
         self.first_end_us = NO_END_US
         self.open_batches: set[str] = set()
         """Shapes of which requests on the slot wait for others to run with (`batching`)."""
-        self._ends: list[tuple[int, str | int, QueuedRequest]] = []
 
     def start(self, request: QueuedRequest, now_us: int) -> bool:
         """Take a request onto the slot; whether its last place is taken now."""
-        running, gpu_us = self.running, request.gpu_us
+        running, counts, gpu_us, index = self.running, self.class_counts, request.gpu_us, request.class_index
         running[request.id] = request
-        self.class_counts[request.class_index] += 1
+        # Compiled code adds to a number in a list through the interpreter, unless it is written like this.
+        counts[index] = counts[index] + 1
         self.kv_free -= request.kv_tokens
         self.outstanding_gpu_us += gpu_us
         # A request's gpu_us is its share of the slot; its residence grows with those beside it.
         taken = len(running)
         request.expected_end_us = end_us = now_us + gpu_us * taken
-        if len(self._ends) > 2 * self.places + 16:
-            self._ends = [entry for entry in self._ends if self._is_present(entry)]
-            heapify(self._ends)
-        heappush(self._ends, (end_us, request.id, request))
         if end_us < self.first_end_us:
             self.first_end_us = end_us
         return taken >= self.places
@@ -137,20 +131,18 @@ class RunningSlot:
     def stop(self, request: QueuedRequest) -> bool:
         """Take a request off the slot; whether a place is free now."""
         del self.running[request.id]
-        self.class_counts[request.class_index] -= 1
+        counts, index = self.class_counts, request.class_index
+        counts[index] = counts[index] - 1
         self.kv_free += request.kv_tokens
         self.outstanding_gpu_us -= request.gpu_us
         if request.expected_end_us <= self.first_end_us:
-            ends = self._ends
-            while ends and not self._is_present(ends[0]):
-                heappop(ends)
-            self.first_end_us = ends[0][0] if ends else NO_END_US
+            # Only where the first one leaves: over the places of one slot, which is less than a heap of all costs.
+            first_us = NO_END_US
+            for other in self.running.values():
+                if other.expected_end_us < first_us:
+                    first_us = other.expected_end_us
+            self.first_end_us = first_us
         return len(self.running) < self.places
-
-    def _is_present(self, entry: tuple[int, str | int, QueuedRequest]) -> bool:
-        """Whether an entry of the heap of ends is of a request that runs, and not of an earlier stay of it."""
-        end_us, request_id, request = entry
-        return self.running.get(request_id) is request and request.expected_end_us == end_us
 
     def memory_free_at_us(self, kv_tokens: int) -> int | None:
         """When `kv_tokens` are expected to be free, by the running requests' estimates; None if never."""

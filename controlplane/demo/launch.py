@@ -127,7 +127,7 @@ class Demo:
                 python(
                     "-m", "uvicorn", "controlplane.config.asgi:application", "--host", "127.0.0.1", "--port",
                     str(self.options.port), "--http", "controlplane.config.asgi:HttpProtocol", "--ws",
-                    "websockets-sansio", "--no-access-log", "--log-level", "warning",
+                    "controlplane.config.asgi:WebSocketProtocol", "--no-access-log", "--log-level", "warning",
                     "--timeout-graceful-shutdown", "3",
                 ),
                 env=self.app,

@@ -9,7 +9,6 @@ from typing import Any
 from django.db import connection
 from django.utils import timezone
 
-from controlplane.contracts.models import Contract
 from controlplane.core.reasons import Outcome
 from controlplane.demo.job_sums import JobSums, items_open, job_sums
 from controlplane.demo.plan import TrafficResult
@@ -257,9 +256,7 @@ def _flex(since: datetime) -> dict[str, Any]:
 
 def _slo() -> list[dict[str, Any]]:
     now = datetime.now(UTC)
-    standings = in_force(
-        now, list(Contract.objects.filter(archived_at=None).select_related("workload_class", "tenant"))
-    )
+    standings = in_force(now)
     found = []
     for evaluation in evaluate(standings, now).values():
         verdict = str(evaluation.result.verdict)

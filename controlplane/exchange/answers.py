@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from psycopg import Connection, Cursor
@@ -39,6 +40,17 @@ class AgentFacts:
     rotate_key: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class DueShares:
+    """JSON of a list of `Share`, and a name of it: agents that are told the same share the bytes of it."""
+
+    mark: str
+    document: msgspec.Raw
+
+
+NO_SHARES: Final = DueShares("", msgspec.Raw(b"[]"))
+
+
 @dataclass
 class Outlook:
     """What the control plane wants of some agents now, by agent id."""
@@ -51,8 +63,7 @@ class Outlook:
     grants: Mapping[int, list[Grant]] = field(default_factory=dict)
     leases: Mapping[int, list[Lease]] = field(default_factory=dict)
     exhausted: Mapping[int, list[Exhausted]] = field(default_factory=dict)
-    shares: Mapping[int, msgspec.Raw] = field(default_factory=dict)
-    """JSON of a list of `Share`: agents that are told the same share the bytes of it."""
+    shares: Mapping[int, DueShares] = field(default_factory=dict)
     items: Mapping[int, Leased] = field(default_factory=dict)
 
 
@@ -95,24 +106,30 @@ def look(connection: Connection[Any], agents: Sequence[tuple[int, int]], now: da
     return outlook
 
 
-def _shares(cursor: Cursor[Any], agent_ids: Sequence[int], now: datetime) -> dict[int, msgspec.Raw]:
+def _shares(cursor: Cursor[Any], agent_ids: Sequence[int], now: datetime) -> dict[int, DueShares]:
     shares = shares_for(cursor, agent_ids, now)
     rates = safe_rate_shares(cursor, agent_ids, now)
-    written: dict[int, msgspec.Raw] = {}
-    found: dict[int, msgspec.Raw] = {}
+    written: dict[int, DueShares] = {}
+    found: dict[int, DueShares] = {}
     for agent_id, own in shares.items():
         common = written.get(id(own))
         if common is None:
-            common = written[id(own)] = msgspec.Raw(_encode(own))
+            document = _encode(own)
+            common = written[id(own)] = DueShares(_mark(document), msgspec.Raw(document))
         rate = rates.get(agent_id)
         found[agent_id] = common if rate is None else _with_last(common, rate)
     return found
 
 
-def _with_last(shares: msgspec.Raw, last: Share) -> msgspec.Raw:
+def _mark(document: bytes) -> str:
+    return hashlib.sha256(document).hexdigest()[:16]
+
+
+def _with_last(shares: DueShares, last: Share) -> DueShares:
     """A JSON list with one more entry."""
-    before = bytes(shares)[:-1]
-    return msgspec.Raw(before + (b"" if before == b"[" else b",") + _encode(last) + b"]")
+    before, entry = bytes(shares.document)[:-1], _encode(last)
+    document = msgspec.Raw(before + (b"" if before == b"[" else b",") + entry + b"]")
+    return DueShares(_mark(shares.mark.encode() + entry), document)
 
 
 def _top_up(
@@ -135,6 +152,7 @@ def compose(incoming: Incoming, result: Result, outlook: Outlook, now: datetime)
     revision, digest = outlook.desired.get(agent_id, (0, ""))
     facts = outlook.facts.get(agent_id, AgentFacts())
     leased = outlook.items.get(agent_id, Leased())
+    due = outlook.shares.get(agent_id, NO_SHARES)
     return Answer(
         accepted_through=result.through,
         repeat=result.verdict is Verdict.REPEAT,
@@ -146,7 +164,7 @@ def compose(incoming: Incoming, result: Result, outlook: Outlook, now: datetime)
         grants=outlook.grants.get(agent_id, []),
         leases=outlook.leases.get(agent_id, []),
         exhausted=outlook.exhausted.get(agent_id, []),
-        shares=outlook.shares.get(agent_id, []),  # type: ignore[arg-type]  # JSON already
+        shares=[] if due.mark == incoming.shares_mark else due.document,  # type: ignore[arg-type]  # JSON already
         live=_live(incoming.report.live_number, outlook.live_number),
         quarantined=result.set_aside,
         rotate_key=facts.rotate_key,
@@ -156,6 +174,7 @@ def compose(incoming: Incoming, result: Result, outlook: Outlook, now: datetime)
         items_cancelled=leased.cancelled,
         items_give_back=leased.give_back,
         signing_keys=outlook.signing_keys,
+        shares_mark=due.mark,
     )
 
 

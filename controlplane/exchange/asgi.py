@@ -25,6 +25,7 @@ from controlplane.exchange.reports import PATH, Arrived
 log = logging.getLogger(__name__)
 
 PREFIX = "/agent/v1/"
+POLICY_PREFIX = PREFIX + "policy/"
 SMALL_BODY_BYTES = 64 * 1024
 READ_TIMEOUT_S = 30.0
 WORK_TIMEOUT_S = 30.0
@@ -61,6 +62,16 @@ class ExchangeApplication:
     def take_report(self, arrived: Arrived, done: Callable[[Reply], None]) -> None:
         """A whole report on its short way; `done` is called with the reply, on the event loop."""
         self.handlers.offer(arrived, partial(self._taken, arrived, done))
+
+    def policy_at_hand(self, path: str, headers: Headers) -> Reply | None:
+        """The answer to a pull of a policy on its short way; None where it has to take the long one."""
+        try:
+            return self.handlers.policy_at_hand(path, path.removeprefix(POLICY_PREFIX), headers)
+        except Refusal as refusal:
+            return problem_reply(refusal.problem)
+        except Exception as error:
+            log.error("GET %s failed on its short way", path, exc_info=error)
+            return None
 
     def _taken(self, arrived: Arrived, done: Callable[[Reply], None], reply: Reply | None) -> None:
         if reply is not None:
@@ -101,9 +112,9 @@ class ExchangeApplication:
         method, path = scope["method"], scope["path"]
         headers: Headers = dict(scope["headers"])
         name = path[len(PREFIX) :]
-        if method == "GET" and name.startswith("policy/"):
+        if method == "GET" and path.startswith(POLICY_PREFIX):
             caller = await self._caller(method, path, headers, b"")
-            digest = name.removeprefix("policy/")
+            digest = path.removeprefix(POLICY_PREFIX)
             return await self.handlers.policy(caller, digest, headers.get(b"if-none-match", b""))
         if name not in ("enrol", "hello", "report", "lease", "key"):
             raise Refusal("not_found", "Agents use enrol, hello, report, lease, key and policy/<digest>.")
@@ -123,10 +134,9 @@ class ExchangeApplication:
         caller = await self._caller("POST", path, headers, sent, digest)
         body = _unpacked(sent, headers, _limit(name))
         if name == "report":
-            content_type = headers.get(b"content-type", b"")
             if body is not sent:
                 digest = hashlib.sha256(body).digest()
-            return await handlers.report(caller, body, digest, received, content_type)
+            return await handlers.report(caller, body, headers, digest, received)
         handler = {"hello": handlers.hello, "lease": handlers.lease, "key": handlers.key}[name]
         return await handler(caller, body)
 

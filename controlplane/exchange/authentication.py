@@ -10,7 +10,9 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from controlplane.core.period import from_us
+from msgspec import Struct
+
+from controlplane.core.period import from_us, to_us
 from controlplane.exchange.database import connection
 from controlplane.exchange.problems import Refusal
 from controlplane.fleet.keys import KEY_OVERLAP
@@ -49,8 +51,7 @@ class KnownAgent:
         return [self.next_public_key]
 
 
-@dataclass(frozen=True, slots=True)
-class Caller:
+class Caller(Struct, frozen=True):
     """A verified sender: `epoch` and `seq` are the signed headers; `seq` is None where the time `at_us` was signed."""
 
     agent: KnownAgent
@@ -155,8 +156,7 @@ def _say_if_failed(loading: asyncio.Future[None]) -> None:
         log.warning("agents could not be read: %s", loading.exception())
 
 
-@dataclass(frozen=True, slots=True)
-class Signed:
+class Signed(Struct, frozen=True):
     """What the headers of a signed request say; `stamp` is the seq, or the time where there is none."""
 
     uuid: str
@@ -202,21 +202,26 @@ def _number(headers: Headers, name: bytes) -> int | None:
 
 
 def verified_at_hand(
-    directory: AgentDirectory, method: str, path: str, headers: Headers, digest: bytes, now: datetime
+    directory: AgentDirectory, method: str, path: str, headers: Headers, digest: bytes | None, now: datetime
 ) -> Caller | None:
-    """The sender of a request whose body has this SHA-256, as `authenticate` would find it, from any thread.
+    """The sender of a request whose body has this SHA-256 (None: no body), as `authenticate` would find it, from any
+    thread.
 
     None where that takes a new snapshot or ends in another refusal. Raises Refusal: bad_signature.
     """
     signed = read_signed(headers)
     agent = directory.at_hand(signed.uuid, signed.epoch)
-    if agent is None or agent.state != "active" or signed.seq is None:
+    if agent is None or agent.state != "active":
+        return None
+    if signed.seq is None and abs(signed.stamp - to_us(now)) > signing.TIME_TOLERANCE_US:
         return None
     message = signing.request_message(
         method=method, path=path, body=b"", epoch=signed.epoch, stamp=signed.stamp, digest=digest
     )
     key = _key_of(agent, signed.signature, message, now)
-    return None if key is None else Caller(agent, signed.epoch, signed.seq, key)
+    if key is None:
+        return None
+    return Caller(agent, signed.epoch, signed.seq, key, at_us=signed.stamp if signed.seq is None else 0)
 
 
 async def authenticate(
@@ -259,11 +264,14 @@ async def authenticate(
 
 def _raw(signature: bytes) -> bytes:
     try:
-        return signing.from_text(signature.decode("ascii", "replace"))
+        return signing.from_text(signature)
     except ValueError:
         return b""
 
 
 def _key_of(agent: KnownAgent, signature: bytes, message: bytes, now: datetime) -> bytes | None:
     """The agent's key that made the signature, if one did that is good now."""
-    return next((key for key in agent.keys(now) if signing.verify(key, signature, message)), None)
+    for key in agent.keys(now):
+        if signing.verify(key, signature, message):
+            return key
+    return None

@@ -51,7 +51,7 @@ def bounded(report: ReportOfTuples) -> tuple[ReportOfTuples, Impossible]:
             impossible[name], changes[name] = str(value), instead
     for name, possible in _ROWS:
         rows: Sequence[Any] = getattr(report, name)
-        if not all(map(possible, rows)):
+        if rows and not all(map(possible, rows)):
             impossible[name] = [_text(row) for row in rows if not possible(row)]
             changes[name] = [row for row in rows if possible(row)]
     if report.figures is not None and not _is_figures(report.figures):
@@ -82,7 +82,7 @@ def _is_trip(row: Trip) -> bool:
 
 
 def _is_demand(row: Demand) -> bool:
-    counts = (row.requests, row.tokens, row.refused)
+    counts = (row.requests, row.tokens, row.refused, row.present)
     return row.scope in _SCOPES and 0 <= row.id <= INT4_MAX and min(counts) >= 0 and max(counts) <= COUNT_MAX
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,7 @@ from psycopg import Cursor
 
 from controlplane.contracts.ingest import is_sound
 from controlplane.exchange.messages import Incoming
-from controlplane.exchange.slot_checking import check_slots, rows_of, sound_keys
+from controlplane.exchange.slot_checking import SlotMinuteKey, check_slots, rows_of, sound_keys
 from controlplane.usage.ingest import SetAside, read_slot_minutes
 from controlplane.usage.records import (
     Batch,
@@ -149,14 +149,21 @@ def check_rest(cursor: Cursor[Any], group: Sequence[Incoming], checked: Checked,
     for incoming in group:
         if incoming.impossible:
             checked.aside.append(_aside(incoming, "impossible_number", incoming.impossible))
-        bad = check_slots(incoming, stored, known)
         report = incoming.report
-        checked.slot_usage += [row for row in report.slot_usage if (row.slot_id, row.minute_us) not in bad]
-        checked.slot_meters += [row for row in report.slot_meters if (row.slot_id, row.minute_us) not in bad]
-        for reason in sorted(set(bad.values())):
-            rows = rows_of(report, [key for key, why in bad.items() if why == reason])
-            checked.aside.append(_aside(incoming, f"slot_minute_{reason}", msgspec.to_builtins(rows)))
-        _check_counts(incoming, checked, known, bounds)
+        if report.slot_usage or report.slot_meters:
+            _sort_slots(incoming, checked, check_slots(incoming, stored, known))
+        if report.objectives or report.refusals or report.samples:
+            _check_counts(incoming, checked, known, bounds)
+
+
+def _sort_slots(incoming: Incoming, checked: Checked, bad: Mapping[SlotMinuteKey, str]) -> None:
+    """Takes the slot minutes of a report but those that are `bad`, which are set aside by their reason."""
+    report = incoming.report
+    checked.slot_usage += [row for row in report.slot_usage if (row.slot_id, row.minute_us) not in bad]
+    checked.slot_meters += [row for row in report.slot_meters if (row.slot_id, row.minute_us) not in bad]
+    for reason in sorted(set(bad.values())):
+        rows = rows_of(report, [key for key, why in bad.items() if why == reason])
+        checked.aside.append(_aside(incoming, f"slot_minute_{reason}", msgspec.to_builtins(rows)))
 
 
 def _check_counts(incoming: Incoming, checked: Checked, known: Known, bounds: Bounds) -> None:

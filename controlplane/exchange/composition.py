@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-import msgspec
 import numpy as np
 from django.conf import settings
+from msgspec import Struct
+from msgspec.structs import replace
 from psycopg import Connection, Cursor
 
 from controlplane.budgets import ingest as budgets
@@ -45,8 +45,7 @@ _UNKNOWN_IDS = {Fault.UNKNOWN_TENANT, Fault.UNKNOWN_CLASS, Fault.UNKNOWN_MODEL, 
 _UNKNOWN_REASONS = {fault.reason for fault in _UNKNOWN_IDS} | {"unknown_contract", "slot_minute_unknown_slot"}
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
+class Result(Struct, frozen=True):
     """What became of a report: `through` is the last seq taken of its epoch, `set_aside` its quarantined records.
 
     `before` is how far its epoch was taken when it came.
@@ -122,7 +121,7 @@ def _as_it_follows(incoming: Incoming, result: Result) -> Incoming:
     return replace(
         incoming,
         envelope=replace(incoming.envelope, lost_from=0),
-        report=msgspec.structs.replace(incoming.report, lost=None),
+        report=replace(incoming.report, lost=None),
     )
 
 

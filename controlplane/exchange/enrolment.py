@@ -155,7 +155,7 @@ def hello(agent_id: int, message: Hello, mark: bytes, *, now: datetime) -> Greet
     """
     _refuse_unprintable(software=message.software, address=message.address)
     with transaction.atomic():
-        agent = Agent.objects.select_for_update().select_related("pool").get(pk=agent_id)
+        agent = Agent.objects.select_for_update(no_key=True).select_related("pool").get(pk=agent_id)
         given = AgentCursor.objects.filter(agent_id=agent_id, hello_mark=mark).first()
         if given is not None and given.epoch != agent.epoch:
             raise Refusal("superseded", f"This hello was answered with epoch {given.epoch}: {agent.epoch} is in force.")

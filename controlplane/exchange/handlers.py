@@ -22,7 +22,7 @@ from controlplane.budgets.leases import Asking, Granted, acquire, open_leases
 from controlplane.core.period import to_us
 from controlplane.exchange import enrolment, rekeying
 from controlplane.exchange.answers import Outlook, compose, interval_ms, look
-from controlplane.exchange.authentication import AgentDirectory, Caller
+from controlplane.exchange.authentication import AgentDirectory, Caller, Headers, verified_at_hand
 from controlplane.exchange.bounding import is_spend
 from controlplane.exchange.catalogue import catalogue
 from controlplane.exchange.database import connection
@@ -140,10 +140,8 @@ class Handlers:
             )
         )
 
-    async def report(
-        self, caller: Caller, body: bytes, digest: bytes, received: datetime, content_type: bytes = b""
-    ) -> Reply:
-        given = (caller, body, digest, to_us(received), content_type)
+    async def report(self, caller: Caller, body: bytes, headers: Headers, digest: bytes, received: datetime) -> Reply:
+        given = (caller, body, headers, digest, to_us(received))
         if len(body) > _LARGE_BYTES and not is_packed(body):
             incoming = await self.blocking(incoming_of, *given)
         else:
@@ -190,9 +188,24 @@ class Handlers:
             found = await self.blocking(bundle, caller.agent.pool_id, digest)
         if found is None:
             raise Refusal("not_found", "This pool has no signed policy of this digest.")
-        etag = f'"{digest}"'.encode()
-        headers = (JSON, (b"etag", etag), _IMMUTABLE)
-        return Reply(304, b"", headers[1:]) if if_none_match == etag else Reply(200, found, headers)
+        return _policy_reply(found, digest, if_none_match)
+
+    def policy_at_hand(self, path: str, digest: str, headers: Headers) -> Reply | None:
+        """The same at once where this process has agent and bundle at hand, unverified headers given; else None.
+
+        Raises Refusal: bad_signature. A push makes all agents pull within a moment: this has no task and no wait.
+        """
+        if self.directory.refresh() is not None:
+            return None
+        caller = verified_at_hand(self.directory, "GET", path, headers, None, datetime.now(UTC))
+        found = None if caller is None else kept_bundle(caller.agent.pool_id, digest)
+        return None if found is None else _policy_reply(found, digest, headers.get(b"if-none-match", b""))
+
+
+def _policy_reply(found: bytes, digest: str, if_none_match: bytes) -> Reply:
+    etag = f'"{digest}"'.encode()
+    headers = (JSON, (b"etag", etag), _IMMUTABLE)
+    return Reply(304, b"", headers[1:]) if if_none_match == etag else Reply(200, found, headers)
 
 
 def _with_fresh_connection(function: Callable[..., T], *arguments: Any, **named: Any) -> T:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec import Struct, field
 
 from controlplane.exchange.problems import Refusal
 from controlplane.usage.cursors import Envelope
@@ -20,8 +20,7 @@ class ReportOfTuples(Report, frozen=True):
     records: list[RecordTuple] = []  # type: ignore[assignment]
 
 
-@dataclass(frozen=True, slots=True)
-class Incoming:
+class Incoming(Struct, frozen=True):
     """A verified report on its way into a transaction."""
 
     envelope: Envelope
@@ -34,6 +33,8 @@ class Incoming:
     """The records, where they came packed; `report.records` is empty then."""
     dropped: frozenset[bytes] = frozenset()
     """Requests, as the bytes of their ids, whose item's result is among what cannot be true."""
+    shares_mark: str = ""
+    """Which shares its agent goes by."""
 
     @property
     def rows(self) -> Rows:

@@ -1,8 +1,7 @@
 """Refusals of the agents' door as problem documents (RFC 9457) with the closed codes of `wire.problem.Problem`."""
 
-from dataclasses import dataclass
-
 import msgspec
+from msgspec import Struct
 
 from controlplane.wire.problem import Problem
 
@@ -52,8 +51,7 @@ def fault() -> Refusal:
     return Refusal("busy", "The control plane met a fault, which is in its log.", status=500)
 
 
-@dataclass(frozen=True)
-class Reply:
+class Reply(Struct, frozen=True):
     """What is sent back: status, body and headers."""
 
     status: int

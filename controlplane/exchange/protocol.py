@@ -1,27 +1,30 @@
 """Reports straight from uvicorn's parser: no task, no ASGI messages and no timer for each, taken in groups on threads.
 
 A report of an agent that reports every second costs more to route than to store. This protocol hands complete reports
-to `ReportGroups` and writes what comes back; every other request, and a report with anything unusual about it, goes to
-the application as with uvicorn's own protocol. Start it with `--http controlplane.config.asgi:HttpProtocol`.
+to `ReportGroups` and writes what comes back. A pull of a policy whose bundle is at hand is answered on the spot. Every
+other request, and one with anything unusual about it, goes to the application as with uvicorn's own protocol. Start it
+with `--http controlplane.config.asgi:HttpProtocol`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from typing import Any, Final
 
 from django.conf import settings
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from controlplane.exchange.asgi import READ_TIMEOUT_S, ExchangeApplication
+from controlplane.exchange.asgi import POLICY_PREFIX, READ_TIMEOUT_S, ExchangeApplication
 from controlplane.exchange.problems import Refusal, Reply, fault, problem_reply
 from controlplane.exchange.reports import PATH, Arrived
 
 log = logging.getLogger(__name__)
 
 _URL: Final = PATH.encode()
+_POLICY: Final = re.compile(re.escape(POLICY_PREFIX.encode()) + rb"[0-9a-f]+")
 _UNUSUAL: Final = frozenset((b"content-encoding", b"transfer-encoding", b"expect", b"upgrade"))
 
 
@@ -36,15 +39,25 @@ _NOBODY: Final = _Nobody()
 
 
 class ReportCycle:
-    """A report and its answer, in the place of uvicorn's cycle of request and response."""
+    """A report and its answer, in the place of uvicorn's cycle of request and response. `ready` is the answer where it
+    is known already: to a request without a body.
+    """
 
     __slots__ = (
-        "disconnected", "headers", "held", "keep_alive", "message_event", "parts", "protocol", "response_complete",
-        "size", "timer", "whole",
+        "disconnected", "headers", "held", "keep_alive", "message_event", "parts", "protocol", "ready",
+        "response_complete", "size", "timer", "whole",
     )  # fmt: skip
 
-    def __init__(self, protocol: ReportProtocol, headers: dict[bytes, bytes], *, keep_alive: bool) -> None:
+    def __init__(
+        self,
+        protocol: ReportProtocol,
+        headers: dict[bytes, bytes],
+        *,
+        keep_alive: bool,
+        ready: Reply | None = None,
+    ) -> None:
         self.protocol = protocol
+        self.ready = ready
         self.headers = headers
         self.parts: list[bytes] = []
         self.size = 0
@@ -82,15 +95,21 @@ class ReportProtocol(HttpToolsProtocol):
     cycle: Any
 
     def on_headers_complete(self) -> None:
-        headers = self._usual_report()
+        headers, ready = self._usual_headers(), None
+        if headers is not None and self.url != _URL:
+            ready = self.exchange.policy_at_hand(self.url.decode(), headers)
+            headers = None if ready is None else headers
         if headers is None:
             super().on_headers_complete()
             return
-        self.cycle = ReportCycle(self, headers, keep_alive=self.parser.should_keep_alive())
+        self.cycle = ReportCycle(self, headers, keep_alive=self.parser.should_keep_alive(), ready=ready)
 
-    def _usual_report(self) -> dict[bytes, bytes] | None:
-        """The headers of a report that may take the short way."""
-        if self.url != _URL or self.parser.get_method() != b"POST" or self.parser.get_http_version() != "1.1":
+    def _usual_headers(self) -> dict[bytes, bytes] | None:
+        """The headers of a report, or of a pull of a policy, that may take the short way."""
+        method, report = self.parser.get_method(), self.url == _URL
+        if method != (b"POST" if report else b"GET") or self.parser.get_http_version() != "1.1":
+            return None
+        if not report and not _POLICY.fullmatch(self.url):
             return None
         if self.cycle is not None and not self.cycle.response_complete:
             return None
@@ -99,8 +118,9 @@ class ReportProtocol(HttpToolsProtocol):
         if self.flow.write_paused:  # it does not read its answers: the usual way waits for that
             return None
         headers = dict(self.headers)
-        length = headers.get(b"content-length", b"")
-        if not length.isdigit() or int(length) > settings.REPORT_BODY_LIMIT_BYTES or b"x-flexband-agent" not in headers:
+        length = headers.get(b"content-length", b"" if report else b"0")
+        most = settings.REPORT_BODY_LIMIT_BYTES if report else 0
+        if not length.isdigit() or int(length) > most or b"x-flexband-agent" not in headers:
             return None
         return None if _UNUSUAL & headers.keys() else headers
 
@@ -146,7 +166,9 @@ class ReportProtocol(HttpToolsProtocol):
             return
         cycle.whole = True
         _stop(cycle)
-        if not cycle.response_complete:
+        if cycle.ready is not None:
+            cycle.answer(cycle.ready)
+        elif not cycle.response_complete:
             parts, cycle.parts = cycle.parts, []
             arrived = Arrived(cycle.headers, parts[0] if len(parts) == 1 else b"".join(parts), time.time_ns() // 1000)
             try:

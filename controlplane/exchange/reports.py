@@ -10,16 +10,17 @@ import hashlib
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
 
 import msgspec
 import psycopg
 from django.db import OperationalError
+from msgspec.structs import replace
 
 from controlplane.core.period import to_us
-from controlplane.exchange.answers import Outlook, compose
+from controlplane.exchange.answers import NO_SHARES, Outlook, compose
 from controlplane.exchange.authentication import AgentDirectory, Caller, Headers, verified_at_hand
 from controlplane.exchange.bounding import bounded, dropped_requests
 from controlplane.exchange.composition import Result
@@ -28,6 +29,7 @@ from controlplane.exchange.messages import Incoming, read_report
 from controlplane.exchange.problems import Refusal, Reply, fault, problem_reply
 from controlplane.usage.cursors import Envelope, Verdict
 from controlplane.wire.packed import ROW
+from controlplane.wire.report import SHARES_HEADER, Answer
 
 log = logging.getLogger(__name__)
 
@@ -37,12 +39,13 @@ WAIT_MAX_US: Final = 15_000_000
 """A report that waited longer for its turn is refused: its agent has given up on it."""
 OF_EPOCH_MAX: Final = 4
 """Different reports of one epoch in a group. An agent waits for each answer before it sends the next."""
+_SHARES: Final = SHARES_HEADER.encode()
 _encode = msgspec.json.Encoder().encode
 
 
-def incoming_of(caller: Caller, body: bytes, digest: bytes, received_us: int, content_type: bytes) -> Incoming:
+def incoming_of(caller: Caller, body: bytes, headers: Headers, digest: bytes, received_us: int) -> Incoming:
     """The report in a verified body. Raises Refusal: unreadable, must_upgrade, bad_signature, superseded."""
-    report, packed = read_report(body, content_type)
+    report, packed = read_report(body, headers.get(b"content-type", b""))
     if caller.seq != report.seq or report.seq < 1 or not 0 < report.epoch <= 2**31 - 1:
         raise Refusal("bad_signature", "The signed seq is not the report's seq, or the report has no epoch.")
     if caller.epoch not in (report.epoch, caller.agent.epoch):
@@ -52,7 +55,8 @@ def incoming_of(caller: Caller, body: bytes, digest: bytes, received_us: int, co
     dropped = dropped_requests(given) if "items_done" in impossible else frozenset()
     lost_from = 0 if report.lost is None else report.lost.first_seq
     envelope = Envelope(caller.agent.id, report.epoch, report.seq, digest, caller.epoch, lost_from)
-    return Incoming(envelope, caller.agent.pool_id, report, received_us, impossible, packed, dropped)
+    shares_mark = headers.get(_SHARES, b"").decode("ascii", "replace")
+    return Incoming(envelope, caller.agent.pool_id, report, received_us, impossible, packed, dropped, shares_mark)
 
 
 def refuse(result: Result, incoming: Incoming) -> None:
@@ -149,10 +153,9 @@ class ReportTaker:
     def _open(self, arrived: Arrived, now: datetime) -> tuple[Caller, Incoming] | None:
         digest = hashlib.sha256(arrived.body).digest()
         caller = verified_at_hand(self._directory, "POST", PATH, arrived.headers, digest, now)
-        if caller is None or caller.has_changed_its_key:
+        if caller is None or caller.seq is None or caller.has_changed_its_key:
             return None
-        content_type = arrived.headers.get(b"content-type", b"")
-        return caller, incoming_of(caller, arrived.body, digest, arrived.received_us, content_type)
+        return caller, incoming_of(caller, arrived.body, arrived.headers, digest, arrived.received_us)
 
     def _answer_all(self, accepted: Sequence[tuple[Opened, Result]], replies: list[Reply | None]) -> None:
         if not accepted:
@@ -160,9 +163,9 @@ class ReportTaker:
         agents = [(caller.agent.id, caller.agent.epoch) for (_, caller, _), _ in accepted]
         now = self._clock()
         try:
-            outlook = self._look(agents, now)
+            answers = Answers(self._look(agents, now), now)
             for (at, _, incoming), result in accepted:
-                replies[at] = _answer(incoming, result, outlook, now)
+                replies[at] = _answer(incoming, result, answers)
         except (psycopg.OperationalError, OperationalError) as error:
             log.warning("reports were stored and not answered, their agents send them again: %s", error)
             for (at, _, _), _ in accepted:
@@ -176,9 +179,41 @@ class ReportTaker:
                 self._answer_all([one], replies)
 
 
-def _answer(incoming: Incoming, result: Result, outlook: Outlook, now: datetime) -> Reply:
+@dataclass(slots=True)
+class Answers:
+    """The answers of one outlook. Those of agents that are told the same differ in `accepted_through` only."""
+
+    outlook: Outlook
+    now: datetime
+    rests: dict[tuple[object, ...], bytes] = field(default_factory=dict)
+
+    def written(self, incoming: Incoming, result: Result) -> bytes:
+        """The JSON of `compose`."""
+        outlook, agent_id = self.outlook, incoming.envelope.agent_id
+        if any(agent_id in own for own in (outlook.leases, outlook.exhausted, outlook.grants, outlook.items)):
+            return _encode(compose(incoming, result, outlook, self.now))
+        mark = outlook.shares.get(agent_id, NO_SHARES).mark
+        same = (
+            outlook.desired.get(agent_id), outlook.facts.get(agent_id), mark, mark == incoming.shares_mark,
+            incoming.report.live_number, result.verdict, result.set_aside,
+        )  # fmt: skip
+        rest = self.rests.get(same)
+        if rest is None:
+            whole = _encode(compose(incoming, result, outlook, self.now))
+            rest = self.rests[same] = whole[len(_through(result)) :]
+        return _through(result) + rest
+
+
+def _through(result: Result) -> bytes:
+    return b'{"accepted_through":%d' % result.through
+
+
+assert Answer.__struct_encode_fields__[0] == "accepted_through"
+
+
+def _answer(incoming: Incoming, result: Result, answers: Answers) -> Reply:
     try:
-        return Reply(200, _encode(compose(incoming, result, outlook, now)), (JSON,))
+        return Reply(200, answers.written(incoming, result), (JSON,))
     except (psycopg.OperationalError, OperationalError):
         raise
     except Exception as error:

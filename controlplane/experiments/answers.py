@@ -272,8 +272,12 @@ LINES: Final[Mapping[str, Callable[[Answer], list[Line]]]] = {
 
 
 def compared(kind: str, ours: Answer, theirs: Answer) -> Table:
-    """Two answers of one kind, figure by figure; what only one of them has is a dash in the other."""
-    tables = [{(line.of, line.figure): line for line in lines_of(kind, answer)} for answer in (ours, theirs)]
+    """Two answers of one kind, figure by figure; what only one of them has is a dash in the other, what neither has is
+    left out."""
+    tables = [
+        {(line.of, line.figure): line for line in lines_of(kind, answer) if line.value is not None}
+        for answer in (ours, theirs)
+    ]
     keys = list(dict.fromkeys([*tables[0], *tables[1]]))
     rows = [pair_row(key, tables[0].get(key), tables[1].get(key)) for key in keys]
     return Table(("Of", "Figure", "First", "Second", "Change"), rows, numeric_from=2)
@@ -294,7 +298,7 @@ def verdict_of(answer: Answer) -> Verdict:
     evidence, objective = answer["evidence"], answer["objective"]
     reasons = [f"{text[:1].upper()}{text[1:]}." for text in (REASONS[PurchaseReason(one)] for one in answer["reasons"])]
     facts = [
-        ("Objective", f"{objective['target'] * 100:g} % within {objective['ttft_ms']:g} ms"),
+        ("Objective", f"{objective['target'] * 100:g} % within {objective['ttft_ms']:,g} ms"),
         ("Interactive keeps it at the forecast", say(evidence["interactive_met"])),
         ("Batch meets its deadlines at the forecast", say(evidence["batch_met"])),
         ("Forecast, requests/s", say(evidence["forecast_rate_per_s"], 2)),

@@ -17,7 +17,7 @@ from drf_spectacular.utils import extend_schema, extend_schema_field
 from rest_framework import serializers, status
 from rest_framework.decorators import action
 from rest_framework.mixins import ListModelMixin, RetrieveModelMixin
-from rest_framework.parsers import JSONParser, MultiPartParser
+from rest_framework.parsers import MultiPartParser
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.viewsets import GenericViewSet
@@ -30,14 +30,17 @@ from controlplane.tenants.rest import writes
 from controlplane.wakeups.bells import ring
 from controlplane.web.api import Ended
 from controlplane.web.openapi import problem
+from controlplane.web.parsers import BoundedJSONParser
 
 
 class ExperimentSerializer(serializers.ModelSerializer):
-    """An experiment without its answer. `inputs` are files by the sha256 of their bytes; `progress` is a share.
+    """An experiment without its answer. `inputs` are the sha256 of each file by its name; `progress` is a share.
 
     Until `prepared` a worker has yet to read its traffic: `arguments` and `inputs` are not whole.
     """
 
+    arguments = serializers.ListField(child=serializers.CharField(), read_only=True)
+    inputs = serializers.DictField(child=serializers.CharField(), read_only=True)
     sha256 = serializers.SerializerMethodField()
 
     class Meta:
@@ -95,7 +98,7 @@ class ExperimentViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet):
     ordering_fields = ("id", "created_at")
     ordering = ("-id",)
     lookup_value_regex = r"\d{1,18}"
-    parser_classes = (JSONParser, MultiPartParser)
+    parser_classes = (BoundedJSONParser, MultiPartParser)
 
     def get_queryset(self) -> QuerySet[Experiment]:
         rows = Experiment.objects.select_related("result")

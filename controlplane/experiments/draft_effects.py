@@ -15,9 +15,11 @@ from controlplane.audit.actors import Actor
 from controlplane.experiments import actions, queries
 from controlplane.experiments.answers import lookup, say
 from controlplane.experiments.models import Experiment
-from controlplane.experiments.recorded import NothingRecorded, policy_in_force
+from controlplane.experiments.recorded import policies_in_force
 from controlplane.fleet.models import Pool
-from controlplane.policy.compile import compile_configuration
+from controlplane.policy.compile import Source, compile_configuration, compile_source, load_source
+from controlplane.policy.drafts import remembered
+from controlplane.policy.queries import desired
 from controlplane.web.numerals import money
 from controlplane.wire.policy import PolicyDocument
 
@@ -65,12 +67,19 @@ def effect_of_draft(now: datetime, digest: str = "") -> DraftEffect:
         effect = _effect(digest, changed)
         if effect.at_work:
             return effect
-    configuration = compile_configuration(now)
-    changed = _changed(configuration.pools)
-    effect = _effect(configuration.digest, changed)
+    source = load_source(now)
+    in_force = tuple(sorted(desired(pool.pk for pool in source.pools).items()))
+    drafted, changed = remembered(source, ("effect", in_force), now, lambda: _compared(source))
+    effect = _effect(drafted, changed)
     if effect.at_work:
-        cache.set(_key(configuration.digest), changed, REMEMBERED_S)
+        cache.set(_key(drafted), changed, REMEMBERED_S)
     return effect
+
+
+def _compared(source: Source) -> tuple[str, list[tuple[str, str]]]:
+    """The digest of the draft, and the pools that it changes."""
+    configuration = compile_source(source)
+    return configuration.digest, _changed(configuration.pools)
 
 
 def _effect(digest: str, changed: list[tuple[str, str]]) -> DraftEffect:
@@ -117,17 +126,14 @@ def ask(minutes: str, *, actor: Actor, now: datetime) -> list[Experiment]:
 
 def _changed(drafts: dict[str, PolicyDocument]) -> list[tuple[str, str]]:
     """(pool, why it cannot be compared) of each pool whose document differs from the one in force."""
+    pools = dict(Pool.objects.filter(slug__in=list(drafts)).values_list("slug", "pk"))
+    in_force = policies_in_force(pools.values())
     found = []
-    pools = Pool.objects.in_bulk(list(drafts), field_name="slug")
-    for slug, draft in sorted(drafts.items()):
-        if slug not in pools:
-            continue
-        try:
-            document = policy_in_force(pools[slug])
-        except NothingRecorded:
+    for slug in sorted(pools):
+        document = in_force.get(pools[slug])
+        if document is None:
             found.append((slug, "It has no policy in force yet, so there is nothing to compare with."))
-            continue
-        if _content(document) != _content(draft):
+        elif _content(document) != _content(drafts[slug]):
             found.append((slug, ""))
     return found
 

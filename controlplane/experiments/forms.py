@@ -80,7 +80,7 @@ class WindowMixin(forms.Form):
         label="Until, UTC", required=False, help_text="End of the window, such as 2026-11-30 09:00. Empty: now",
         widget=forms.TextInput,
     )  # fmt: skip
-    minutes = number("Length, min", 60, 0.1, 10_080, "Of the window, or of synthetic traffic")
+    minutes = number("Length, min", 60, 0.1, 10_080, "Of the window")
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -92,6 +92,7 @@ class LoadForm(WindowMixin):
     """Where requests come from."""
 
     source = forms.ChoiceField(label="Traffic", choices=SOURCES, initial="code")
+    minutes = number("Length, min", 60, 0.1, 10_080, "Of the window, or of synthetic traffic")
     rate_per_s = number("Rate of synthetic traffic, requests/s", 2, 0.01, 1_000)
     file = forms.FileField(
         label="Trace file", required=False,

@@ -73,7 +73,8 @@ def _interference(answer: Answer) -> Shown:
             Section(
                 "ttft", "Time to first token, p95, by stage",
                 chart=figures.bars(list(p95), list(p95.values()), unit="ms"),
-                chart_text=f"{told}; the objective is {objective['ttft_ms']:g} ms for {objective['target']:.2%}.",
+                chart_text=f"{told}; the objective is {objective['ttft_ms']:,g} ms for"
+                f" {objective['target'] * 100:g} %.",
             )
         )  # fmt: skip
     facts = _facts(
@@ -238,11 +239,11 @@ def _batching(answer: Answer) -> Shown:
         [
             say(cell["max_batch_size"]), say(cell["max_wait_ms"], 1), say(cell["p50_ms"], 1), say(cell["p95_ms"], 1),
             say(cell["p99_ms"], 1), say(cell["throughput_per_s"], 1), say(cell["mean_batch"], 2),
-            "knee" if cell["knee"] else "",
+            "here" if cell["knee"] else "",
         ]
         for cell in cells
     ]  # fmt: skip
-    columns = ("Batch", "Wait, ms", "p50, ms", "p95, ms", "p99, ms", "Throughput, /s", "Mean batch", "")
+    columns = ("Batch", "Wait, ms", "p50, ms", "p95, ms", "p99, ms", "Throughput, /s", "Mean batch", "Knee")
     chart = figures.line_series([f"{wait:g} ms" for wait in waits], series, unit="ms") if series else None
     foot = "Knee: the least p95 of the cells with at least 95 % of the best throughput."
     return Shown(

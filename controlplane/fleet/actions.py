@@ -401,7 +401,7 @@ def _check_home(slot: Slot, doing: str) -> None:
 
 
 def _locked_agent(agent_id: int) -> Agent:
-    return Agent.objects.select_for_update(of=("self",)).select_related("pool").get(pk=agent_id)
+    return Agent.objects.select_for_update(of=("self",), no_key=True).select_related("pool").get(pk=agent_id)
 
 
 def _check_in_use(agent: Agent) -> None:

@@ -27,9 +27,24 @@ SLUGS = "[a-z0-9-]+"
 # ---- pools and slots ----
 
 
+class SafeRateSerializer(serializers.Serializer):
+    """Tested interactive requests/s by number of slots that serve interactive."""
+
+    entries = serializers.DictField(child=serializers.FloatField(), required=False)
+    measured_at = serializers.CharField(max_length=40, allow_blank=True, required=False)
+    trace = serializers.CharField(max_length=200, allow_blank=True, required=False)
+    valid_until = serializers.CharField(max_length=40, allow_blank=True, required=False)
+
+
+@extend_schema_field(SafeRateSerializer)
+class SafeRateField(serializers.JSONField):
+    """The table as it is kept."""
+
+
 class PoolSerializer(serializers.ModelSerializer):
     """A pool. Shares are in millionths, durations in the unit of their name."""
 
+    safe_rate = SafeRateField(read_only=True)
     model = serializers.SlugRelatedField("name", read_only=True)
 
     class Meta:
@@ -47,15 +62,6 @@ class WarnedPoolSerializer(PoolSerializer):
 
     class Meta(PoolSerializer.Meta):
         fields = (*PoolSerializer.Meta.fields, "warnings")
-
-
-class SafeRateSerializer(serializers.Serializer):
-    """Tested interactive requests/s by number of slots that serve interactive."""
-
-    entries = serializers.DictField(child=serializers.FloatField(), required=False)
-    measured_at = serializers.CharField(max_length=40, allow_blank=True, required=False)
-    trace = serializers.CharField(max_length=200, allow_blank=True, required=False)
-    valid_until = serializers.CharField(max_length=40, allow_blank=True, required=False)
 
 
 class PoolWriteSerializer(serializers.ModelSerializer):

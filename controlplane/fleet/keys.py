@@ -118,7 +118,7 @@ def has_key(agent_id: int, public_key: bytes) -> bool:
 
 
 def _locked(agent_id: int) -> Agent:
-    return Agent.objects.select_for_update(of=("self",)).select_related("pool").get(pk=agent_id)
+    return Agent.objects.select_for_update(of=("self",), no_key=True).select_related("pool").get(pk=agent_id)
 
 
 def _itself(agent: Agent) -> Actor:

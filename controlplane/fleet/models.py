@@ -144,7 +144,8 @@ class AgentLive(models.Model):
     """The last report of an agent, in one row that is overwritten: the next report rebuilds it, so it is unlogged.
 
     `figures` is `wire.report.LiveFigures` as JSON. `refused` is the reason the agent gave for not applying
-    `refused_revision`.
+    `refused_revision`. `band` is what the controller needs of the figures (`band_report`), as long as `band_epoch` and
+    `band_seq` are those of the row.
     """
 
     agent = models.OneToOneField(Agent, on_delete=models.CASCADE, primary_key=True, related_name="live")
@@ -157,6 +158,9 @@ class AgentLive(models.Model):
     refused = models.TextField(blank=True, default="")
     clock_offset_us = models.BigIntegerField(null=True)
     figures = models.JSONField(default=dict)
+    band = models.BinaryField(null=True)
+    band_epoch = models.IntegerField(null=True)
+    band_seq = models.BigIntegerField(null=True)
 
 
 class Slot(models.Model):

@@ -1,9 +1,10 @@
 """Reading pools, slots and agents as the pages and the REST interface show them."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from django.db.models import Count, Q, QuerySet
 from django.http import Http404
@@ -66,10 +67,15 @@ class PoolRow:
 
 
 _ORDER = ("bad", "risk", "unknown", "neutral", "ok")
+POOL_SORTS: dict[str, Callable[[PoolRow], tuple[Any, ...]]] = {
+    "attention": lambda row: (_ORDER.index(row.grade), row.pool.slug),
+    "name": lambda row: (row.pool.slug,),
+    "newest": lambda row: (-row.pool.created_at.timestamp(), row.pool.slug),
+}
 
 
-def pool_rows(now: datetime, *, text: str = "", archived: bool = False) -> list[PoolRow]:
-    """Every pool in use, or every archived one, that holds the text, what needs attention first; three statements
+def pool_rows(now: datetime, *, text: str = "", archived: bool = False, sort: str = "attention") -> list[PoolRow]:
+    """Every pool in use, or every archived one, that holds the text, by `sort` (of POOL_SORTS); three statements
     whatever their number.
     """
     found = pools(archived=archived)
@@ -100,7 +106,7 @@ def pool_rows(now: datetime, *, text: str = "", archived: bool = False) -> list[
         silent = counts["active"] - counts["fresh"]
         problem = _problem_of(pool, mine, counts["active"], silent, now)
         rows.append(PoolRow(pool, mine, counts["active"], silent, counts["pending"], problem))
-    return sorted(rows, key=lambda row: (_ORDER.index(row.grade), row.pool.slug))
+    return sorted(rows, key=POOL_SORTS[sort])
 
 
 def _problem_of(pool: Pool, bands: Counter[str], active: int, silent: int, now: datetime) -> tuple[str, str, str]:

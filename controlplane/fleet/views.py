@@ -36,6 +36,7 @@ from controlplane.tenants.review import reason_of
 from controlplane.web.exports import CsvResponse
 
 TAKES_PUSH = "Takes effect when you push."
+SORTS = (("attention", "Attention first"), ("name", "By name"), ("newest", "Newest first"))
 
 
 def _list_template(request: HttpRequest, name: str) -> str:
@@ -48,13 +49,18 @@ def _list_template(request: HttpRequest, name: str) -> str:
 
 @requires("pool.read")
 def pools(request: HttpRequest) -> HttpResponseBase:
-    """All pools on one page, what needs attention first: they are kinds of GPU and model, a few dozen at most."""
+    """All pools on one page: they are kinds of GPU and model, a few dozen at most."""
     now = timezone.now()
     text, state = request.GET.get("q", "").strip()[:120], request.GET.get("state", "")
-    rows = queries.pool_rows(now, text=text, archived=state == "archived")
+    sort = request.GET.get("sort", "")
+    sort = sort if sort in queries.POOL_SORTS else "attention"
+    rows = queries.pool_rows(now, text=text, archived=state == "archived", sort=sort)
     if request.GET.get("format") == "csv":
         return _pools_csv(rows)
-    context = {"rows": rows, "q": text, "state": state, "now": now, "may_write": may(request.user, "pool.write")}
+    context = {
+        "rows": rows, "q": text, "state": state, "sort": sort, "sorts": SORTS, "now": now,
+        "may_write": may(request.user, "pool.write"),
+    }  # fmt: skip
     return render(request, _list_template(request, "pools"), context)
 
 

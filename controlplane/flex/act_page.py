@@ -18,6 +18,9 @@ from django.utils.http import url_has_allowed_host_and_scheme
 from controlplane.audit.forms import ReasonForm, take_errors
 from controlplane.audit.models import AuditEntry
 from controlplane.flex.effects import Effect
+from controlplane.flex.job_lines import JobLine
+from controlplane.jobs.models import Job
+from controlplane.jobs.queries import visible_jobs
 from controlplane.tenants.access import may
 
 
@@ -61,9 +64,16 @@ def act_page(
             return redirect(_afterwards(act, back))
     context = {
         "act": act, "effect": found, "form": form, "back": back, "now": now, "nav_section": act.nav_section,
-        "may_act": may(request.user, act.permission),
+        "may_act": may(request.user, act.permission), "jobs": _named(request, found),
     }  # fmt: skip
     return render(request, "flex/act.html", context, status=422 if form.is_bound else 200)
+
+
+def _named(request: HttpRequest, effect: Effect) -> list[tuple[JobLine, Job | None]]:
+    """The effect's jobs with their rows: None for one whose tenant the person may not see."""
+    rows = visible_jobs(request.user).filter(pk__in=[line.room.job.pk for line in effect.jobs])
+    seen = {job.pk: job for job in rows}
+    return [(line, seen.get(line.room.job.pk)) for line in effect.jobs]
 
 
 def own_address(request: HttpRequest) -> str:

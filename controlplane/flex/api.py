@@ -15,7 +15,7 @@ from rest_framework.viewsets import GenericViewSet
 
 from controlplane.audit.actors import actor_of
 from controlplane.fleet.models import Pool, Slot
-from controlplane.flex import actions, queries
+from controlplane.flex import actions, effects, queries
 from controlplane.flex.models import Decision, Lend
 from controlplane.tenants.rest import ReasonSerializer, checked, writes
 from controlplane.web.cursor import CursorPages
@@ -160,9 +160,12 @@ class FlexSlotViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, GenericV
     @writes
     def recall(self, request: Request, pk: str) -> Response:
         """Asks the slot back: it stops taking batch within a second."""
-        slot = self.get_object()
+        slot, now = self.get_object(), timezone.now()
         data = checked(ReasonSerializer, request)
-        actions.recall_slot(slot_id=slot.pk, actor=actor_of(request), now=timezone.now(), reason=data["reason"])
+        actions.recall_slot(
+            slot_id=slot.pk, actor=actor_of(request), now=now, reason=data["reason"],
+            noted=effects.of_recall(slot, now).noted,
+        )  # fmt: skip
         return Response(SlotSerializer(self.get_object()).data)
 
     @extend_schema(request=FreezeSerializer, responses=FrozenSerializer)
@@ -170,7 +173,7 @@ class FlexSlotViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, GenericV
     @writes
     def freeze(self, request: Request, pk: str) -> Response:
         """Freezes lending in the slot's pool, or allows it again."""
-        return Response(_freeze(self.get_object().pool_id, request))
+        return Response(_freeze(self.get_object().pool, request))
 
 
 class FlexPoolViewSet(mixins.RetrieveModelMixin, GenericViewSet):
@@ -187,15 +190,17 @@ class FlexPoolViewSet(mixins.RetrieveModelMixin, GenericViewSet):
     @writes
     def freeze(self, request: Request, slug: str) -> Response:
         """Freezes lending in the pool, or allows it again."""
-        return Response(_freeze(get_object_or_404(self.get_queryset(), slug=slug).pk, request))
+        return Response(_freeze(get_object_or_404(self.get_queryset(), slug=slug), request))
 
 
-def _freeze(pool_id: int, request: Request) -> dict[str, Any]:
+def _freeze(pool: Pool, request: Request) -> dict[str, Any]:
+    """What is expected of it is kept beside it, as the pages do."""
     data, now = checked(FreezeSerializer, request), timezone.now()
-    common = {"pool_id": pool_id, "actor": actor_of(request), "now": now, "reason": data["reason"]}
+    common = {"pool_id": pool.pk, "actor": actor_of(request), "now": now, "reason": data["reason"]}
     if not data["frozen"]:
-        pool = actions.unfreeze(**common)
+        changed = actions.unfreeze(**common, noted=effects.of_unfreeze(pool, now).noted)
     else:
         act = actions.freeze_and_recall if data["recall"] else actions.freeze
-        pool = act(**common, until=now + timedelta(minutes=data["minutes"]))
-    return FrozenSerializer(pool).data
+        noted = effects.of_freeze(pool, now).noted_with(recalls=data["recall"])
+        changed = act(**common, until=now + timedelta(minutes=data["minutes"]), noted=noted)
+    return FrozenSerializer(changed).data

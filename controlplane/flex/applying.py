@@ -6,26 +6,115 @@ stopped, and between reading the term and writing there is no instant in which a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
 import msgspec
 from django.db import connection
+from psycopg import Cursor
 
 from controlplane.core.period import from_us
-from controlplane.flex.leadership import Leadership
+from controlplane.flex.leadership import LED_SQL, Leadership, LeadershipLost
 from controlplane.flex.reading import Grant
 
 
-class LeadershipLost(Exception):
-    """The term is over: another controller leads, and nothing of this tick was written."""
+@dataclass(slots=True)
+class Samples:
+    """A second of each pool, column by column: every pool has one each tick, and columns cost least to write."""
+
+    pool_id: list[int] = field(default_factory=list)
+    p95_queue_us: list[int | None] = field(default_factory=list)
+    admitted_per_s: list[float | None] = field(default_factory=list)
+    safe_rate_per_s: list[float | None] = field(default_factory=list)
+    required: list[float | None] = field(default_factory=list)
+    available: list[float | None] = field(default_factory=list)
+    slack: list[float | None] = field(default_factory=list)
+    telemetry_age_us: list[int | None] = field(default_factory=list)
+    whole_at_us: list[int | None] = field(default_factory=list)
+    """Of the row that `figures` differs from; None where it is whole."""
+    kept: list[bool] = field(default_factory=list)
+    figures: list[str] = field(default_factory=list)
+    """JSON text of `PoolSample.figures`."""
+
+    def add(
+        self,
+        pool_id: int,
+        p95_queue_us: int | None,
+        admitted_per_s: float | None,
+        safe_rate_per_s: float | None,
+        required: float | None,
+        available: float | None,
+        slack: float | None,
+        telemetry_age_us: int | None,
+        figures: str,
+        whole_at_us: int | None = None,
+        kept: bool = False,
+    ) -> None:
+        """One pool's row, in the order of the columns."""
+        self.pool_id.append(pool_id)
+        self.p95_queue_us.append(p95_queue_us)
+        self.admitted_per_s.append(admitted_per_s)
+        self.safe_rate_per_s.append(safe_rate_per_s)
+        self.required.append(required)
+        self.available.append(available)
+        self.slack.append(slack)
+        self.telemetry_age_us.append(telemetry_age_us)
+        self.figures.append(figures)
+        self.whole_at_us.append(whole_at_us)
+        self.kept.append(kept)
+
+    def parameters(self) -> dict[str, str]:
+        """By column, its values as the text of an array; of `figures` a document a line."""
+        return {
+            "pool_ids": _array(self.pool_id),
+            "p95_queue_us": _array(self.p95_queue_us),
+            "admitted_per_s": _array(self.admitted_per_s),
+            "safe_rate_per_s": _array(self.safe_rate_per_s),
+            "required": _array(self.required),
+            "available": _array(self.available),
+            "slack": _array(self.slack),
+            "telemetry_age_us": _array(self.telemetry_age_us),
+            "whole_at_us": _array(self.whole_at_us),
+            "kept": _array(self.kept),
+            "figures": "\n".join(self.figures),
+        }
+
+
+@dataclass(slots=True)
+class Renewals:
+    """Grants that go on under their fence for another TTL, and of which nothing else changes."""
+
+    slot_id: list[int] = field(default_factory=list)
+    fence: list[int] = field(default_factory=list)
+    ttl_us: list[int] = field(default_factory=list)
+
+    def add(self, slot_id: int, fence: int, ttl_us: int) -> None:
+        """One slot's loan."""
+        self.slot_id.append(slot_id)
+        self.fence.append(fence)
+        self.ttl_us.append(ttl_us)
+
+    def parameters(self) -> dict[str, str]:
+        """By column, its values as the text of an array."""
+        return {
+            "renewed_slots": _array(self.slot_id),
+            "renewed_fences": _array(self.fence),
+            "renewed_ttls": _array(self.ttl_us),
+        }
+
+
+def _array(values: list[Any]) -> str:
+    """Numbers as PostgreSQL reads an array; the driver would take ten times as long."""
+    return f"{{{repr(values)[1:-1].replace('None', 'NULL')}}}"
 
 
 @dataclass
 class Changes:
-    """Rows of one tick. Each is a dict by column of the matching table in `_APPLY_SQL`."""
+    """Rows of one tick. Rows in lists are dicts by column of the matching table in `_APPLY_SQL`; of decisions the
+    documents are JSON text.
+    """
 
     decisions: list[dict[str, Any]] = field(default_factory=list)
     grants: list[dict[str, Any]] = field(default_factory=list)
@@ -33,34 +122,44 @@ class Changes:
     lends: list[dict[str, Any]] = field(default_factory=list)
     loans: list[dict[str, Any]] = field(default_factory=list)
     """What happened to open loans: recalled, home, overdue, lost."""
-    samples: list[dict[str, Any]] = field(default_factory=list)
     trips: list[int] = field(default_factory=list)
+    samples: Samples = field(default_factory=Samples)
+    renewals: Renewals = field(default_factory=Renewals)
+
+    @property
+    def events(self) -> int:
+        """Rows that say that something happened to a slot."""
+        return len(self.moves) + len(self.lends) + len(self.loans) + len(self.trips)
 
 
 @dataclass(frozen=True)
 class Applied:
     """How many rows were written; fewer grants than asked for mean that somebody else changed them."""
 
-    decisions: int
-    grants: int
-    moves: int
+    decisions: int = 0
+    grants: int = 0
+    renewals: int = 0
+    moves: int = 0
+
+    def __add__(self, other: Applied) -> Applied:
+        return Applied(
+            self.decisions + other.decisions,
+            self.grants + other.grants,
+            self.renewals + other.renewals,
+            self.moves + other.moves,
+        )
 
 
-_LED = """
-WITH led AS MATERIALIZED (
-    SELECT term FROM flex_controllerterm
-    WHERE shard = %(shard)s AND term = %(term)s AND holder = %(holder)s AND expires_at > clock_timestamp()
-    FOR SHARE
-)"""
-
-_APPLY_SQL = f"""{_LED},
+_DECIDED = """
 decided AS (
     INSERT INTO flex_decision
         (pool_id, at, term, snapshot, required, available, slack, missed, checks, actions)
-    SELECT d.pool_id, %(now)s, led.term, d.snapshot, d.required, d.available, d.slack, d.missed, d.checks, d.actions
-    FROM led, jsonb_to_recordset(%(decisions)s) AS d
-        (pool_id int, snapshot jsonb, required float8, available float8, slack float8, missed bool, checks jsonb,
-         actions jsonb)
+    SELECT d.pool_id, %(now)s, led.term, d.snapshot::jsonb, d.required, d.available, d.slack, d.missed,
+        d.checks::jsonb, d.actions::jsonb
+    FROM led, unnest(%(decided_pools)s::int[], %(decided_required)s::float8[], %(decided_available)s::float8[],
+            %(decided_slack)s::float8[], %(decided_missed)s::bool[], string_to_array(%(snapshots)s, E'\\n'),
+            string_to_array(%(checks)s, E'\\n'), string_to_array(%(actions)s, E'\\n'))
+        AS d (pool_id, required, available, slack, missed, snapshot, checks, actions)
     RETURNING id, pool_id
 ),
 granted AS (
@@ -78,10 +177,21 @@ granted AS (
     WHERE g.slot_id = n.slot_id AND g.fence = n.old_fence AND g.state = n.old_state
     RETURNING g.slot_id
 ),
+renewed AS (
+    UPDATE flex_grant g SET
+        renewed_at = %(now)s, expires_at = %(now)s + r.ttl_us * interval '1 microsecond', ttl_us = r.ttl_us
+    FROM led, unnest(%(renewed_slots)s::int[], %(renewed_fences)s::bigint[], %(renewed_ttls)s::bigint[])
+        AS r (slot_id, fence, ttl_us)
+    WHERE g.slot_id = r.slot_id AND g.fence = r.fence AND g.state = 'lent'
+    RETURNING g.slot_id
+)
+"""
+
+_HAPPENED = """
 moves AS (
     SELECT m.* FROM led, jsonb_to_recordset(%(moves)s) AS m
         (slot_id int, state text, owner_class text, fence int8, reason text, starts_at timestamptz, follows_grant bool)
-    WHERE NOT m.follows_grant OR m.slot_id IN (SELECT slot_id FROM granted)
+    WHERE NOT m.follows_grant OR m.slot_id IN (SELECT slot_id FROM granted UNION ALL SELECT slot_id FROM renewed)
 ),
 closed AS (
     UPDATE fleet_slotinterval i SET ended_at = %(now)s
@@ -125,23 +235,38 @@ loans AS (
     WHERE l.slot_id = n.slot_id AND l.home_at IS NULL AND n.slot_id IN (SELECT slot_id FROM granted)
 ),
 handled AS (
-    UPDATE flex_trip SET handled_at = %(now)s FROM led WHERE id = ANY(%(trips)s)
-),
+    UPDATE flex_trip SET handled_at = %(now)s FROM led WHERE id = ANY(%(trips)s::bigint[])
+)
+"""
+
+_SAMPLED = """
 sampled AS (
     INSERT INTO flex_poolsample
         (pool_id, at, p95_queue_us, admitted_per_s, safe_rate_per_s, required, available, slack, telemetry_age_us,
-         figures)
+         whole_at, kept, figures)
     SELECT s.pool_id, %(now)s, s.p95_queue_us, s.admitted_per_s, s.safe_rate_per_s, s.required, s.available, s.slack,
-        s.telemetry_age_us, s.figures
-    FROM led, jsonb_to_recordset(%(samples)s) AS s
-        (pool_id int, p95_queue_us int8, admitted_per_s float8, safe_rate_per_s float8, required float8,
-         available float8, slack float8, telemetry_age_us int8, figures jsonb)
+        s.telemetry_age_us, timestamptz 'epoch' + s.whole_at_us * interval '1 microsecond', s.kept, s.figures::jsonb
+    FROM led, unnest(%(pool_ids)s::int[], %(p95_queue_us)s::bigint[], %(admitted_per_s)s::float8[],
+            %(safe_rate_per_s)s::float8[], %(required)s::float8[], %(available)s::float8[], %(slack)s::float8[],
+            %(telemetry_age_us)s::bigint[], %(whole_at_us)s::bigint[], %(kept)s::bool[],
+            string_to_array(%(figures)s, E'\\n'))
+        AS s (pool_id, p95_queue_us, admitted_per_s, safe_rate_per_s, required, available, slack, telemetry_age_us,
+            whole_at_us, kept, figures)
 )
+"""
+
+_QUIET_SQL = f"""{LED_SQL},{_DECIDED},{_SAMPLED}
 SELECT (SELECT count(*) FROM led), (SELECT count(*) FROM decided), (SELECT count(*) FROM granted),
-    (SELECT count(*) FROM opened)
+    (SELECT count(*) FROM renewed), 0
 """  # noqa: S608 - the text is constant
 
-_ENSURE_SQL = f"""{_LED}
+# Most ticks have no use for most of it, and half of their time would go into planning it.
+_APPLY_SQL = f"""{LED_SQL},{_DECIDED},{_HAPPENED},{_SAMPLED}
+SELECT (SELECT count(*) FROM led), (SELECT count(*) FROM decided), (SELECT count(*) FROM granted),
+    (SELECT count(*) FROM renewed), (SELECT count(*) FROM opened)
+"""  # noqa: S608 - the text is constant
+
+_ENSURE_SQL = f"""{LED_SQL}
 INSERT INTO flex_grant (slot_id, fence, action, reason, ttl_us, state, manual_recall, manual_recall_by)
 SELECT s.id, coalesce((SELECT max(i.fence) FROM fleet_slotinterval i WHERE i.slot_id = s.id), 0),
     'recall', '', 0, 'home', FALSE, ''
@@ -151,32 +276,50 @@ ON CONFLICT DO NOTHING
 """  # noqa: S608 - the text is constant
 
 
-_ROWS = ("decisions", "grants", "moves", "lends", "loans", "samples")
+_ROWS = ("grants", "moves", "lends", "loans")
 
 
 def apply(changes: Changes, leadership: Leadership, now: datetime) -> Applied:
     """Writes a tick. Raises LeadershipLost when the term is over; then nothing was written."""
-    parameters = _term(leadership) | {
+    parameters = {
+        **leadership.named(),
         "now": now,
         "trips": changes.trips,
         **{name: _json(getattr(changes, name)) for name in _ROWS},
+        **_decided(changes.decisions),
+        **changes.samples.parameters(),
+        **changes.renewals.parameters(),
     }
-    with connection.cursor() as cursor:
-        cursor.execute(_APPLY_SQL, parameters)
-        led, decisions, grants, moves = cursor.fetchone()
+    connection.ensure_connection()
+    # Megabytes go beside the statement: as a part of its text they would have to be quoted, and parsed again.
+    with connection.wrap_database_errors, Cursor(connection.connection) as cursor:
+        row = cursor.execute(_APPLY_SQL if changes.events else _QUIET_SQL, parameters).fetchone()
+    assert row is not None
+    led, decisions, grants, renewals, moves = row
     if not led:
         raise LeadershipLost
-    return Applied(decisions, grants, moves)
+    return Applied(decisions, grants, renewals, moves)
 
 
 def ensure_grants(leadership: Leadership, slot_ids: Sequence[int]) -> None:
     """A grant row, at home, for those of the slots that have none; its fence goes on from the slot's intervals."""
     with connection.cursor() as cursor:
-        cursor.execute(_ENSURE_SQL, _term(leadership) | {"slots": list(slot_ids)})
+        cursor.execute(_ENSURE_SQL, leadership.named() | {"slots": list(slot_ids)})
 
 
-def _term(leadership: Leadership) -> dict[str, Any]:
-    return {"shard": leadership.shard, "term": leadership.term, "holder": leadership.holder}
+def _decided(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """By column, as `Samples.parameters`: documents that stand in a list of documents would be read twice."""
+
+    def column(name: str) -> list[Any]:
+        return [row[name] for row in rows]
+
+    return {
+        "decided_pools": _array(column("pool_id")),
+        **{f"decided_{name}": _array(column(name)) for name in ("required", "available", "slack", "missed")},
+        "snapshots": "\n".join(column("snapshot")),
+        "checks": "\n".join(column("checks")),
+        "actions": "\n".join(column("actions")),
+    }
 
 
 def _json(rows: list[dict[str, Any]]) -> str:

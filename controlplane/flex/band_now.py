@@ -5,18 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from fractions import Fraction
+from math import inf
+from operator import itemgetter
 from typing import Any, Final
 
 from controlplane.contracts.models import WorkloadClass
 from controlplane.core.flex import decide
 from controlplane.core.flex_decision import FlexDecision
+from controlplane.core.flex_demand import Room, available_slots, dues_of, room_at
 from controlplane.core.flex_policy import FlexPolicy, SafeRate
-from controlplane.core.flex_snapshot import FlexSlot
+from controlplane.core.flex_snapshot import BatchJob, FlexSlot
+from controlplane.core.period import to_us
 from controlplane.core.slot_states import Band, SlotState, admits_batch, admits_interactive
 from controlplane.fleet.models import AgentLive, Pool
 from controlplane.flex import evidence, queries
 from controlplane.flex.models import Decision, PoolSample
 from controlplane.flex.reading import Terms
+from controlplane.flex.samples import sample_at
 from controlplane.flex.terms import POLICY_FIELDS, saved_terms, terms_in_force
 from controlplane.jobs.batch_capacity import efficiencies
 from controlplane.jobs.models import Job
@@ -24,6 +30,8 @@ from controlplane.jobs.queries import PoolSlack, backlog_jobs, direct_backlog, s
 
 #: What is older says nothing of now: a dash.
 FRESH: Final = timedelta(seconds=10)
+#: Ten years: what takes longer is never done.
+FAR_US: Final = 3_650 * 86_400 * 1_000_000
 
 Work = tuple[int, datetime | None]
 """(remaining GPU time in us, deadline)"""
@@ -31,10 +39,19 @@ Work = tuple[int, datetime | None]
 
 @dataclass(frozen=True, slots=True)
 class JobRoom:
-    """A job with a deadline ahead and its slack over all work due by then; None: nothing serves batch."""
+    """A job with a deadline ahead and its slack over all work due by then; None: nothing serves batch.
+
+    `required` is how many slots that work asks for, `done_at` when they have done it, the earliest deadlines first.
+    """
 
     job: Job
     slack: float | None
+    required: float | None = None
+    done_at: datetime | None = None
+
+    @property
+    def in_time(self) -> bool:
+        return self.slack is not None and self.slack >= 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +67,7 @@ class BandFigures:
     @property
     def in_time(self) -> int:
         """Jobs whose slack is not negative."""
-        return sum(room.slack is not None and room.slack >= 0 for room in self.rooms)
+        return sum(room.in_time for room in self.rooms)
 
 
 @dataclass(frozen=True)
@@ -86,6 +103,11 @@ class BandNow:
         """Interactive requests admitted, by a sample that is fresh."""
         fresh = self.sample is not None and timedelta(0) <= self.now - self.sample.at <= FRESH
         return self.sample.admitted_per_s if fresh and self.sample is not None else None
+
+    @property
+    def best_effort(self) -> int:
+        """Jobs without a deadline."""
+        return sum(job is not None and deadline is None for job, _, deadline in self.work)
 
     def lent(self) -> list[queries.BandSlot]:
         return [slot for slot in self.slots if slot.state == SlotState.LENT]
@@ -125,20 +147,25 @@ class BandNow:
         return self.admitted_per_s / rate if rate and self.admitted_per_s is not None else None
 
     def _rooms(self, slots: Sequence[FlexSlot]) -> list[JobRoom]:
-        ahead = sorted(
-            ((deadline, us, job) for job, us, deadline in self.work if deadline is not None and deadline > self.now),
-            key=lambda row: (row[0], row[2] is None, row[2].pk if row[2] else 0),
+        now_us, available = to_us(self.now), available_slots(slots)
+        dues = dues_of(
+            (
+                BatchJob(name="", remaining_gpu_us=us, deadline_us=to_us(deadline))
+                for _, us, deadline in self.work
+                if deadline is not None
+            ),
+            now_us=now_us,
         )
-        due_by: dict[datetime, int] = {}
-        total_us = 0
-        for deadline, us, _ in ahead:
-            total_us += us
-            due_by[deadline] = total_us
-        return [
-            JobRoom(job, slack_for([(due_by[deadline], deadline)], slots, self.now).slack)
-            for deadline, _, job in ahead
-            if job is not None
-        ]
+        ahead = sorted(
+            ((deadline, job.pk, job) for job, _, deadline in self.work if job and deadline and deadline > self.now),
+            key=itemgetter(0, 1),
+        )
+        return [self._room(job, room_at(dues, to_us(deadline), now_us=now_us), available) for deadline, _, job in ahead]
+
+    def _room(self, job: Job, room: Room, available: Fraction) -> JobRoom:
+        takes_us = room.due_us / float(available) if available else inf
+        done_at = self.now + timedelta(microseconds=takes_us) if takes_us < FAR_US else None
+        return JobRoom(job, room.slack(available), room.required, done_at)
 
     def decision(self, *, frozen: bool | None = None) -> FlexDecision | None:
         """What the controller's function says to its newest sample; None without one. `frozen` changes that alone."""
@@ -152,7 +179,7 @@ def read(pool: Pool, now: datetime) -> BandNow:
     """Everything that previews of a pool need; some ten statements."""
     last = Decision.objects.filter(pool=pool).order_by("-at", "-id").values_list("snapshot", flat=True).first()
     work: list[tuple[Job | None, int, datetime | None]] = [
-        (job, us, job.deadline) for job, us in backlog_jobs(pool.pk, now)
+        (job, us, job.deadline) for job, us in backlog_jobs([pool.pk], now)
     ]
     work += [(None, us, deadline) for us, deadline in direct_backlog(pool.pk, now)]
     return BandNow(
@@ -162,7 +189,7 @@ def read(pool: Pool, now: datetime) -> BandNow:
         slots=tuple(queries.band(pool.pk)),
         worth=efficiencies([pool.pk], now).get(pool.pk, 1.0),
         work=tuple(work),
-        sample=PoolSample.objects.filter(pool=pool, at__lte=now).order_by("-at").first(),
+        sample=sample_at(pool.pk, now),
         limits=last,
         live={row.agent_id: row for row in AgentLive.objects.filter(agent__pool=pool).select_related("agent")},
     )

@@ -12,18 +12,20 @@ from controlplane.core.flex_decision import (
     FlexAction,
     FlexActionKind,
     FlexDecision,
+    next_turn_us,
     worth_a_row,
 )
-from controlplane.core.flex_demand import Demand, demand
+from controlplane.core.flex_demand import Demand, demand_of
 from controlplane.core.flex_marks import FlexMarks, observe, remember
 from controlplane.core.flex_policy import SECOND_US
 from controlplane.core.flex_snapshot import FlexSnapshot
 from controlplane.core.period import from_us
 from controlplane.core.slot_states import BORROWED, SlotEvent, SlotState, admits_interactive, apply_event
+from controlplane.fleet.band_report import ReportedSlot
 from controlplane.flex import evidence
 from controlplane.flex.applying import Changes, grant_row
-from controlplane.flex.observing import Observed, grant_after, observe_slot
-from controlplane.flex.reading import Grant, PoolReading, ReportedSlot, SlotRow, snapshot_of
+from controlplane.flex.observing import Observed, grant_after, observe_slots
+from controlplane.flex.reading import Grant, PoolReading, SlotRow, snapshot_of
 
 DAY_US = 24 * 3600 * SECOND_US
 
@@ -46,6 +48,8 @@ class Memory:
     #: The last decision that was written down, with the limits it was made under.
     recorded: FlexDecision | None = None
     limits: tuple[Any, ...] = ()
+    #: When a sample was written last that is kept for long.
+    kept_us: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,8 +68,16 @@ class PoolTick:
     """The outcome for one pool: memory to keep once it is written, and whom to nudge."""
 
     memory: Memory
+    #: What was decided on, with the marks filled in; `decision` is None in a pool without a flex band.
+    snapshot: FlexSnapshot
     decision: FlexDecision | None
-    nudges: tuple[Nudged, ...]
+    #: By slot id, as they are once this is written.
+    grants: Mapping[int, Grant]
+    #: The memory that goes with the sample.
+    marks: FlexMarks
+    #: Nothing was observed and nothing done but renewals: the same inputs a second later say the same.
+    settled: bool
+    nudges: tuple[Nudged, ...] = ()
 
 
 def tick_pool(
@@ -78,46 +90,48 @@ def tick_pool(
     interactive_classes: frozenset[int],
 ) -> PoolTick:
     """Observes and decides one pool and adds its rows to `changes`."""
-    seen = {
-        slot.slot_id: observe_slot(slot, reading, now_us=now_us, leading_since_us=leading_since_us)
-        for slot in reading.slots
-    }
+    seen = observe_slots(reading, now_us=now_us, leading_since_us=leading_since_us)
     observed = {slot.slot_id: slot for slot in reading.slots}
     grants = {
         slot.slot_id: grant_after(slot.grant, seen[slot.slot_id], now_us)
         for slot in reading.slots
-        if slot.is_flex and slot.grant is not None
+        if slot.grant is not None and slot.is_flex
     }
-    reading = replace(reading, slots=[_as_seen(slot, seen[slot.slot_id]) for slot in reading.slots])
+    happened = len([one for one in seen.values() if one.event is not None]) > 0
+    if happened:
+        reading = replace(reading, slots=[_as_seen(slot, seen[slot.slot_id]) for slot in reading.slots])
+    events = changes.events
+    kept = memory.kept_us is None or now_us >= next_turn_us(memory.kept_us, reading.pool.turn_us)
+    if kept:
+        memory = replace(memory, kept_us=now_us)
     snapshot = snapshot_of(reading, grants, now_us, interactive_classes)
     changes.trips.extend(trip.trip_id for trip in reading.trips)
     if not reading.flex:
-        _sample(changes, reading, snapshot, demand_of(snapshot), FlexMarks(ticked_at_us=now_us))
+        marks = FlexMarks(ticked_at_us=now_us)
+        _sample(changes, reading, snapshot, evidence.snapshot_text(snapshot), demand_of(snapshot), marks, kept=kept)
         _moves(changes, reading, observed, seen, {}, {})
-        return PoolTick(memory, None, ())
-    marks, snapshot = observe(memory.marks, snapshot)
-    decision = decide(snapshot)
+        return PoolTick(memory, snapshot, None, {}, marks, settled=changes.events == events)
+    backlog = demand_of(snapshot)
+    marks, snapshot = observe(memory.marks, snapshot, backlog)
+    decision = decide(snapshot, backlog)
     marks = remember(marks, decision)
     by_name = {slot.name: slot for slot in reading.slots}
     actions = {by_name[action.slot].slot_id: action for action in decision.actions}
     after = {
         slot_id: _grant_after_action(grant, actions.get(slot_id), reading, now_us) for slot_id, grant in grants.items()
     }
-    recorded = _record(changes, reading, snapshot, decision, memory)
-    _grants(changes, reading, observed, after, actions, marks)
+    said = evidence.snapshot_text(snapshot)
+    recorded = _record(changes, reading, snapshot, said, decision, memory)
+    _grants(changes, reading, observed, after, actions, before=memory.marks, marks=marks)
     _loans(changes, reading, observed, seen, actions, after, now_us)
     _moves(changes, reading, observed, seen, actions, after)
-    _sample(changes, reading, snapshot, decision.demand, marks)
-    limits = (snapshot.policy, snapshot.safe_rate)
-    kept = Memory(marks, decision, limits) if recorded else replace(memory, marks=marks)
-    return PoolTick(kept, decision, tuple(_nudges(reading, actions)))
-
-
-def demand_of(snapshot: FlexSnapshot) -> Demand:
-    """Batch demand of a pool that decides nothing."""
-    return demand(
-        snapshot.jobs, snapshot.slots, now_us=snapshot.now_us, missed_grace_us=snapshot.policy.missed_grace_us
-    )
+    _sample(changes, reading, snapshot, said, decision.demand, marks, kept=kept)
+    if recorded:
+        after_it = Memory(marks, decision, (snapshot.policy, snapshot.safe_rate), memory.kept_us)
+    else:
+        after_it = replace(memory, marks=marks)
+    settled = changes.events == events and not decision.acts and not happened
+    return PoolTick(after_it, snapshot, decision, after, marks, settled, tuple(_nudges(reading, actions)))
 
 
 def _as_seen(slot: SlotRow, seen: Observed) -> SlotRow:
@@ -132,7 +146,9 @@ def _grant_after_action(grant: Grant, action: FlexAction | None, reading: PoolRe
         return grant
     ttl_us = reading.pool.policy.grant_ttl_us
     if action.kind is FlexActionKind.RENEW:
-        return replace(grant, renewed_at_us=now_us, expires_at_us=action.grant_expires_at_us, ttl_us=ttl_us)
+        if action.grant_expires_at_us == grant.expires_at_us:
+            return grant
+        return grant.renewed(now_us, action.grant_expires_at_us, ttl_us)
     state = apply_event(grant.state, EVENT_OF_ACTION[action.kind])
     if action.kind is FlexActionKind.LEND:
         return Grant(
@@ -150,21 +166,22 @@ def _grant_after_action(grant: Grant, action: FlexAction | None, reading: PoolRe
 
 
 def _record(
-    changes: Changes, reading: PoolReading, snapshot: FlexSnapshot, decision: FlexDecision, memory: Memory
+    changes: Changes, reading: PoolReading, snapshot: FlexSnapshot, seen: str, decision: FlexDecision, memory: Memory
 ) -> bool:
     """Writes the decision down when it acts, when a check or the limits changed, and once a minute."""
-    if (snapshot.policy, snapshot.safe_rate) == memory.limits and not worth_a_row(decision, memory.recorded):
+    due = worth_a_row(decision, memory.recorded, turn_us=reading.pool.turn_us)
+    if not due and (snapshot.policy, snapshot.safe_rate) == memory.limits:
         return False
     changes.decisions.append(
         {
             "pool_id": reading.pool.pool_id,
-            "snapshot": evidence.snapshot_as_json(snapshot),
+            "snapshot": evidence.with_limits_text(seen, snapshot.policy, snapshot.safe_rate),
             "required": evidence.finite(decision.required),
             "available": evidence.finite(decision.available),
             "slack": evidence.finite(decision.slack),
             "missed": decision.missed,
-            "checks": evidence.checks_as_json(decision),
-            "actions": evidence.actions_as_json(decision),
+            "checks": evidence.checks_text(decision),
+            "actions": evidence.as_text(evidence.actions_as_json(decision)),
         }
     )
     return True
@@ -176,21 +193,28 @@ def _grants(
     observed: Mapping[int, SlotRow],
     after: Mapping[int, Grant],
     actions: Mapping[int, FlexAction],
+    *,
+    before: FlexMarks,
     marks: FlexMarks,
 ) -> None:
     for slot in reading.slots:
-        before, now = observed[slot.slot_id].grant, after.get(slot.slot_id)
-        if before is None or now is None or (before == now and slot.slot_id not in actions):
+        stored, now = observed[slot.slot_id].grant, after.get(slot.slot_id)
+        if stored is None or now is None or (stored == now and slot.slot_id not in actions):
             continue
-        action = actions.get(slot.slot_id)
+        action, since_us = actions.get(slot.slot_id), marks.slack_above_since_us.get(slot.name)
+        goes_on = action is not None and action.kind is FlexActionKind.RENEW
+        if goes_on and since_us == before.slack_above_since_us.get(slot.name):
+            if stored != now:
+                changes.renewals.add(slot.slot_id, now.fence, now.ttl_us)
+            continue
         changes.grants.append(
             grant_row(
                 slot.slot_id,
-                before,
+                stored,
                 now,
                 lend=action is not None and action.kind is FlexActionKind.LEND,
                 answered=slot.manual_recall and now.state is not SlotState.LENT,
-                slack_since_us=marks.slack_above_since_us.get(slot.name),
+                slack_since_us=since_us,
             )
         )
 
@@ -208,6 +232,8 @@ def _loans(
     for slot_id in after:
         slot, action, event = observed[slot_id], actions.get(slot_id), seen[slot_id].event
         kind = None if action is None else action.kind
+        if event is None and (kind is None or kind is FlexActionKind.RENEW):
+            continue
         home = event in (SlotEvent.DRAINED, SlotEvent.RETURN_IDLE)
         facts = {
             "recalled": kind is FlexActionKind.RECALL,
@@ -291,30 +317,37 @@ def _reason(was: str | None, state: SlotState, action: FlexAction | None, seen: 
     return "class_changed" if was == state else "caught_up"
 
 
-def _sample(changes: Changes, reading: PoolReading, snapshot: FlexSnapshot, backlog: Demand, marks: FlexMarks) -> None:
+def _sample(
+    changes: Changes,
+    reading: PoolReading,
+    snapshot: FlexSnapshot,
+    seen: str,
+    backlog: Demand,
+    marks: FlexMarks,
+    *,
+    kept: bool,
+) -> None:
     figures, table = snapshot.interactive, snapshot.safe_rate
     serving = sum(admits_interactive(slot.band, slot.state) for slot in snapshot.slots)
-    changes.samples.append(
-        {
-            "pool_id": reading.pool.pool_id,
-            "p95_queue_us": figures.p95_queue_us,
-            "admitted_per_s": figures.admitted_per_s,
-            "safe_rate_per_s": None if table is None else float(table.at(serving)),
-            "required": evidence.finite(backlog.required),
-            "available": evidence.finite(backlog.available),
-            "slack": evidence.finite(backlog.slack),
-            "telemetry_age_us": elapsed_us(figures.telemetry_at_us, snapshot.now_us),
-            "figures": {
-                "seen": evidence.snapshot_as_json(snapshot, with_limits=False),
-                "marks": evidence.marks_as_json(marks),
-            },
-        }
+    changes.samples.add(
+        reading.pool.pool_id,
+        figures.p95_queue_us,
+        figures.admitted_per_s,
+        None if table is None else float(table.at(serving)),
+        evidence.finite(backlog.required),
+        evidence.finite(backlog.available),
+        evidence.finite(backlog.slack),
+        elapsed_us(figures.telemetry_at_us, snapshot.now_us),
+        evidence.figures_text(seen, marks),
+        kept=kept,
     )
 
 
 def _nudges(reading: PoolReading, actions: Mapping[int, FlexAction]) -> list[Nudged]:
     kinds = {FlexActionKind.LEND: "grant", FlexActionKind.RECALL: "recall"}
-    nudges = []
+    nudges: list[Nudged] = []
+    if not any(action.kind in kinds for action in actions.values()):
+        return nudges
     for slot in reading.slots:
         action = actions.get(slot.slot_id)
         agent = reading.agents.get(slot.agent_id) if slot.agent_id is not None else None

@@ -11,11 +11,11 @@ from typing import Any, Final
 from controlplane.core.flex_decision import FlexActionKind
 from controlplane.fleet.models import Pool, Slot
 from controlplane.flex import band_now, evidence, wording
-from controlplane.flex.band_now import FRESH, BandFigures, BandNow, JobRoom
+from controlplane.flex.band_now import FRESH, BandFigures, BandNow
+from controlplane.flex.job_lines import JobLine, job_lines, jobs_noted, said_of_jobs
 from controlplane.flex.models import Lend
 from controlplane.web.numerals import DASH, duration, fixed
 
-JOBS_SHOWN: Final = 10
 DRAINS_LOOKED_AT: Final = 20
 #: From an order to the controller's next look at it.
 TICK: Final = timedelta(seconds=1)
@@ -31,14 +31,6 @@ class Figure:
 
 
 @dataclass(frozen=True, slots=True)
-class JobLine:
-    """A job's slack, one value for each column; None: nothing serves batch then."""
-
-    room: JobRoom
-    slacks: tuple[float | None, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Effect:
     """A preview. `noted` goes into the audit entry, to be compared with what is measured; `instants` are foretold."""
 
@@ -49,6 +41,10 @@ class Effect:
     jobs_more: int
     noted: dict[str, Any]
     instants: tuple[tuple[str, datetime], ...] = ()
+
+    def noted_with(self, *, recalls: bool) -> dict[str, Any]:
+        """`noted` of a freeze: what becomes of jobs only where lent slots are recalled with it."""
+        return {name: value for name, value in self.noted.items() if recalls or name != "jobs"}
 
 
 def of_recall(slot: Slot, now: datetime) -> Effect:
@@ -68,6 +64,8 @@ def of_recall(slot: Slot, now: datetime) -> Effect:
     else:
         said.append("No drain of this pool has been measured yet.")
     said.append(_at_the_bound(band))
+    said += said_of_jobs([before, after], band.best_effort)
+    jobs = job_lines([before, after])
     rows = [
         Figure("Batch requests that run on it", (fixed(running), "0"), ""),
         Figure("Their GPU time, estimated", (duration(worth_us) if worth_us else fixed(worth_us), "0"), ""),
@@ -76,12 +74,13 @@ def of_recall(slot: Slot, now: datetime) -> Effect:
         columns=("Now", "Once it is home"),
         said=tuple(said),
         figures=(*rows, *band_lines(band, [before, after])),
-        **job_lines([before, after]),
+        **jobs,
         noted={
             "running_batch": running,
             "bound_us": bound_us,
             "home_expected_us": round(statistics.median(drains)) if drains else None,
             **slack_noted(before, after),
+            **jobs_noted(jobs["jobs"]),
         },
         instants=(
             ("Home at the latest", latest),
@@ -98,11 +97,13 @@ def of_freeze(pool: Pool, now: datetime) -> Effect:
     names = ", ".join(slot.name for slot in band.lent())
     said = [f"Stays lent: {names}." if names else "Nothing is lent now."]
     said.append(_next_loan(band))
+    jobs = job_lines([before, before, recalled])
     if lent:
         said.append(
             f"Recalled too, {'they are' if len(lent) > 1 else 'it is'} home within"
             f" {duration(band.policy.drain_bound_us)} and a second. {_at_the_bound(band)}"
         )
+        said += said_of_jobs([before, before, recalled], band.best_effort)
     return Effect(
         columns=("Now", "Frozen", "Frozen and recalled"),
         said=tuple(said),
@@ -110,9 +111,9 @@ def of_freeze(pool: Pool, now: datetime) -> Effect:
             Figure("Slots lent", (fixed(len(lent)), fixed(len(lent)), "0")),
             *band_lines(band, [before, before, recalled]),
         ),
-        **job_lines([before, before, recalled]),
+        **jobs,
         noted={"lent": len(lent), "bound_us": band.policy.drain_bound_us, **slack_noted(before, before),
-               "slack_expected_recalled": recalled.slack.slack},
+               "slack_expected_recalled": recalled.slack.slack, **jobs_noted(jobs["jobs"])},
     )  # fmt: skip
 
 
@@ -166,16 +167,6 @@ def slack_text(one: BandFigures) -> str:
 def slack_noted(before: BandFigures, after: BandFigures) -> dict[str, Any]:
     """As the audit log keeps it, by the names that jobs use."""
     return {"slack_before": before.slack.slack, "slack_expected": after.slack.slack}
-
-
-def job_lines(found: Sequence[BandFigures]) -> dict[str, Any]:
-    """`jobs` and `jobs_more` of an effect: those with the least room at the end first."""
-    lines = [
-        JobLine(rooms[0], tuple(room.slack for room in rooms))
-        for rooms in zip(*(one.rooms for one in found), strict=True)
-    ]
-    lines.sort(key=lambda line: -1e9 if line.slacks[-1] is None else line.slacks[-1])
-    return {"jobs": tuple(lines[:JOBS_SHOWN]), "jobs_more": max(0, len(lines) - JOBS_SHOWN)}
 
 
 def _running_batch(band: BandNow, slot: Slot) -> tuple[int | None, int | None]:

@@ -19,7 +19,7 @@ class Decision(models.Model):
     """One tick of one pool, kept when it acts, when a check flips and once a minute; never changed."""
 
     id = models.BigAutoField(primary_key=True)
-    pool = models.ForeignKey(Pool, on_delete=models.PROTECT, related_name="+")
+    pool = models.ForeignKey(Pool, on_delete=models.PROTECT, related_name="+", db_index=False)
     at = models.DateTimeField()
     term = models.BigIntegerField()
     snapshot = models.JSONField()
@@ -95,15 +95,19 @@ class Trip(models.Model):
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["slot", "fence"], name="one_trip_per_fence")]
+        indexes = [models.Index(fields=["slot"], condition=models.Q(handled_at=None), name="flex_trip_unhandled")]
 
 
 class PoolSample(models.Model):
     """One second of one pool as the controller saw it, kept 48 h, then one a minute; null is unknown, never zero.
 
-    `figures` is `{"seen": snapshot without its limits, "marks": the controller's memory after the tick}`.
+    `figures` is `{"seen": snapshot without its limits, "marks": the controller's memory after the tick}` where
+    `whole_at` is null. In a row between it is what differs from the pool's row at `whole_at` beyond the columns, and
+    `samples` makes it whole.
     """
 
-    pool = models.ForeignKey(Pool, on_delete=models.PROTECT, related_name="+")
+    # Without a constraint: a thousand rows a second would each lock their pool to check that it is there.
+    pool = models.ForeignKey(Pool, on_delete=models.PROTECT, related_name="+", db_constraint=False, db_index=False)
     at = models.DateTimeField()
     p95_queue_us = models.BigIntegerField(null=True)
     admitted_per_s = models.FloatField(null=True)
@@ -113,6 +117,23 @@ class PoolSample(models.Model):
     slack = models.FloatField(null=True)
     telemetry_age_us = models.BigIntegerField(null=True)
     figures = models.JSONField(default=dict)
+    whole_at = models.DateTimeField(null=True)
+    #: The pool's first whole row since its turn in this minute: kept beyond 48 h. Null: written before there were any.
+    kept = models.BooleanField(null=True)
 
     class Meta:
-        indexes = [models.Index(fields=["pool", "-at"]), BrinIndex(fields=["at"], name="flex_poolsample_at_brin")]
+        indexes = [
+            models.Index(fields=["pool", "-at"]),
+            BrinIndex(fields=["at"], name="flex_poolsample_at_brin", autosummarize=True),
+        ]
+
+
+class PoolChange(models.Model):
+    """A pool of which something changed that its controller keeps in memory; written by triggers, taken by the leader.
+
+    `jobs_only`: nothing but its running jobs.
+    """
+
+    id = models.BigAutoField(primary_key=True)
+    pool_id = models.BigIntegerField()
+    jobs_only = models.BooleanField(default=False)

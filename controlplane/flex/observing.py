@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 
 from controlplane.core.flex_policy import SECOND_US, FlexPolicy
 from controlplane.core.slot_states import BORROWED, SlotEvent, SlotState, apply_event
-from controlplane.flex.reading import AgentRow, Grant, PoolReading, ReportedSlot, SlotRow
+from controlplane.fleet.band_report import ReportedSlot
+from controlplane.flex.reading import AgentRow, Grant, PoolReading, SlotRow
 
 #: An agent that says nothing for this long has vanished; its slots are unobserved until it reports again.
 LOST_AFTER_US = 15 * SECOND_US
@@ -20,6 +21,22 @@ class Observed:
 
     state: SlotState
     event: SlotEvent | None = None
+
+
+def observe_slots(reading: PoolReading, *, now_us: int, leading_since_us: int) -> dict[int, Observed]:
+    """`observe_slot` of each slot by its id. Nothing happens to one that is home or lent while its agent reports."""
+    limit_us = min(LOST_AFTER_US, reading.pool.policy.telemetry_stale_us)
+    heard = {
+        agent_id
+        for agent_id, agent in reading.agents.items()
+        if _silence_us(agent, now_us, leading_since_us) < limit_us
+    }
+    return {
+        slot.slot_id: _QUIET[slot.state]
+        if slot.agent_id in heard and slot.state in _STAYS
+        else observe_slot(slot, reading, now_us=now_us, leading_since_us=leading_since_us)
+        for slot in reading.slots
+    }
 
 
 def observe_slot(slot: SlotRow, reading: PoolReading, *, now_us: int, leading_since_us: int) -> Observed:
@@ -36,6 +53,7 @@ def observe_slot(slot: SlotRow, reading: PoolReading, *, now_us: int, leading_si
 
 
 _QUIET = {state: Observed(state) for state in SlotState}
+_STAYS = frozenset({SlotState.HOME, SlotState.LENT})
 
 
 def _silence_us(agent: AgentRow | None, now_us: int, leading_since_us: int) -> int:

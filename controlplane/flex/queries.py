@@ -23,6 +23,7 @@ from controlplane.core.slot_states import BORROWED, SlotState
 from controlplane.fleet.models import Pool, Slot, SlotInterval
 from controlplane.flex import evidence, telemetry
 from controlplane.flex.models import Decision, Grant, Lend, PoolSample
+from controlplane.flex.samples import sample_at
 from controlplane.flex.terms import safe_rate_of
 from controlplane.usage.queries import breakdown
 from controlplane.wire.report import Grant as GrantMessage
@@ -313,7 +314,7 @@ def decision_at(pool_id: int, at: datetime) -> FlexDecision | None:
 
     None when no sample is kept for it: the flex band had not begun, or it is older than 48 h.
     """
-    sample = PoolSample.objects.filter(pool_id=pool_id, at__lte=at).order_by("-at").first()
+    sample = sample_at(pool_id, at)
     if sample is None:
         return None
     row = Decision.objects.filter(pool_id=pool_id, at__lte=sample.at).order_by("-at", "-id").first()

@@ -2,40 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import msgspec
 
-from controlplane.core.flex_policy import FlexPolicy, SafeRate
+from controlplane.core.flex_policy import SECOND_US, FlexPolicy, SafeRate
 from controlplane.core.flex_snapshot import BatchJob, FlexSlot, FlexSnapshot, InteractiveFigures
-from controlplane.core.histogram import Histogram
+from controlplane.core.histogram import quantile_index, upper_edge_us
 from controlplane.core.period import to_us
 from controlplane.core.slot_states import BORROWED, Band, SlotState
+from controlplane.fleet.band_report import NO_WAITS, NOT_PACKED, ReportedClass, ReportedSlot
 
-
-class ReportedSlot(msgspec.Struct, frozen=True):
-    """What the flex band needs of `wire.report.SlotLive`."""
-
-    slot_id: int
-    flex: str
-    fence: int
-    running_batch: int
-    running_batch_gpu_us: int
-    stop_admit_us: int | None = None
-    last_token_us: int | None = None
-    home_us: int | None = None
-
-
-class ReportedClass(msgspec.Struct, frozen=True):
-    """What the flex band needs of `wire.report.ClassLive`; `direct` is nothing from older agents."""
-
-    class_id: int
-    admitted_per_s_60s: float
-    wait_60s: list[tuple[int, int]]
-    direct: list[tuple[str, int, int]] = []
+#: Pools take turns over a minute, so that what each does once a minute is spread over its ticks.
+MINUTE_S = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +35,13 @@ class Grant:
     cancelled_at_us: int | None = None
     expires_at_us: int | None = None
 
+    def renewed(self, at_us: int, expires_at_us: int | None, ttl_us: int) -> Grant:
+        """The same loan for another TTL."""
+        return Grant(
+            self.fence, self.action, self.reason, ttl_us, self.state, self.lent_at_us, at_us, self.recalled_at_us,
+            self.cancelled_at_us, expires_at_us,
+        )  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class Interval:
@@ -63,7 +52,7 @@ class Interval:
     started_at_us: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SlotRow:
     slot_id: int
     name: str
@@ -77,17 +66,28 @@ class SlotRow:
     #: None when the slot is not part of the fleet now.
     interval: Interval | None
 
-    @property
+    def under(self, grant: Grant | None) -> SlotRow:
+        """The slot under another grant."""
+        row = object.__new__(SlotRow)
+        row.__dict__.update({name: value for name, value in self.__dict__.items() if name not in _FOLLOWS_GRANT})
+        row.__dict__["grant"] = grant
+        return row
+
+    # Both are asked for a dozen times a tick.
+    @cached_property
     def state(self) -> SlotState:
         """A floor slot's state is in its interval, a flex slot's in its grant."""
         if self.is_flex and self.grant is not None:
             return self.grant.state
         return SlotState.LOST if self.interval is not None and self.interval.state == SlotState.LOST else SlotState.HOME
 
-    @property
+    @cached_property
     def is_flex(self) -> bool:
         """A borrowed slot is flex until it is home, whatever its band was changed to."""
         return (self.band is Band.FLEX and self.in_force) or (self.grant is not None and self.grant.state in BORROWED)
+
+
+_FOLLOWS_GRANT = frozenset({"state", "is_flex"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,15 +113,20 @@ class Terms:
         return Band(saved) if band is None else band
 
 
-@dataclass(frozen=True, slots=True)
-class AgentRow:
+class AgentRow(msgspec.Struct, frozen=True, gc=False):
+    """An agent and its last report: one is made of each report."""
+
     agent_id: int
     uuid: str
     #: Reports of agents that are drained, retired or not yet approved do not count for the pool.
     counts: bool
     #: None when there is no report; never ahead of now.
     reported_at_us: int | None
+    #: (instant as it is stored, by the clock of the web process that took it; epoch; number): names a report.
+    report: tuple[int, int, int] | None
     slots: Mapping[int, ReportedSlot]
+    #: Batch work in us, by slot id, of the slots that run any.
+    work: Mapping[int, int]
     #: None when the report had no figures.
     classes: Sequence[ReportedClass] | None
 
@@ -146,6 +151,11 @@ class PoolRow:
     frozen: bool
     shared: bool
 
+    @property
+    def turn_us(self) -> int:
+        """How far past each full minute this pool is read again, and its minute's sample and decision are written."""
+        return self.pool_id % MINUTE_S * SECOND_US
+
 
 @dataclass(slots=True)
 class PoolReading:
@@ -156,12 +166,18 @@ class PoolReading:
     slots: list[SlotRow] = field(default_factory=list)
     agents: dict[int, AgentRow] = field(default_factory=dict)
     jobs: tuple[BatchJob, ...] = ()
+    #: Of `jobs` those that were declared; the rest are requests of clients, as agents tell.
+    declared: tuple[BatchJob, ...] = ()
+    #: UUIDs of the pool's running jobs.
+    running: frozenset[str] = frozenset()
     trips: list[TripRow] = field(default_factory=list)
     lends_this_week: int = 0
     #: Batch of this pool may be cancelled: retry_safe, on a backend that cancels.
     cancellable: bool = False
     #: What a slot is worth while it serves batch; 1 unless it was measured.
     batch_efficiency: float = 1.0
+    #: From this instant on the same rows may read differently: a freeze ends, a week begins, a job leaves the backlog.
+    valid_until_us: int = 0
 
     @property
     def flex(self) -> bool:
@@ -196,20 +212,33 @@ def interactive_figures(reading: PoolReading, interactive_classes: frozenset[int
         return InteractiveFigures(admitted_per_s=None, p95_queue_us=None, p95_below_since_us=None, telemetry_at_us=None)
     reported = [agent.reported_at_us for agent in agents]
     known = all(agent.classes is not None and agent.reported_at_us is not None for agent in agents)
-    waits, admitted = Histogram(), 0.0
-    for agent in agents:
-        for row in agent.classes or ():
-            if row.class_id in interactive_classes:
-                admitted += row.admitted_per_s_60s
-                for index, count in row.wait_60s:
-                    waits.counts[index] = waits.counts.get(index, 0) + count
-    p95_us = waits.quantile_us(0.95)
+    admitted, p95_us = merged(agents, interactive_classes) if known else (None, None)
     return InteractiveFigures(
-        admitted_per_s=admitted if known else None,
-        p95_queue_us=(0 if p95_us is None else p95_us) if known else None,
+        admitted_per_s=admitted,
+        p95_queue_us=p95_us,
         p95_below_since_us=None,
         telemetry_at_us=None if None in reported else min(at for at in reported if at is not None),
     )
+
+
+def merged(agents: Iterable[AgentRow], interactive_classes: frozenset[int]) -> tuple[float, int]:
+    """(admitted requests a second, p95 of the waits in us) of agents that all said their figures."""
+    rows = [row for agent in agents for row in agent.classes or () if row.class_id in interactive_classes]
+    admitted = 0.0
+    for row in rows:
+        admitted += row.admitted_per_s_60s
+    # Most pools' waits are those of one agent and one class: nothing to add up.
+    p95: int | None = rows[0].p95_bucket if len(rows) == 1 else NOT_PACKED
+    if p95 == NOT_PACKED:
+        counts: dict[int, int] = {}
+        for row in rows:
+            for index, count in row.wait_60s.items():
+                counts[index] = counts.get(index, 0) + count
+        p95 = quantile_index(counts, 0.95)
+    return admitted, 0 if p95 is None or p95 == NO_WAITS else _edge_us(p95)
+
+
+_edge_us = lru_cache(maxsize=1_024)(upper_edge_us)
 
 
 def snapshot_of(
@@ -217,17 +246,20 @@ def snapshot_of(
 ) -> FlexSnapshot:
     """The core's picture of a pool; `grants` by slot id are the stored ones after what was observed in this tick."""
     slots, manual, trips = [], set(), set()
+    agents, lends, told = reading.agents, reading.pool.lends, reading.trips
     for row in reading.slots:
-        grant = grants.get(row.slot_id)
-        if (row.agent_id is None or not row.in_force) and (grant is None or grant.state not in BORROWED):
+        grant, agent_id = grants.get(row.slot_id), row.agent_id
+        if (agent_id is None or not row.in_force) and (grant is None or grant.state not in BORROWED):
             continue
         slots.append(_flex_slot(reading, row, grant))
-        agent = reading.agents.get(row.agent_id) if row.agent_id is not None else None
-        stays = row.band is Band.FLEX and row.in_force and reading.pool.lends
-        leaving = agent is None or not agent.counts or not stays
-        if row.manual_recall or (leaving and row.is_flex):
+        if row.is_flex and not row.manual_recall:
+            agent = agents.get(agent_id) if agent_id is not None else None
+            stays = row.band is Band.FLEX and row.in_force and lends
+            if agent is None or not agent.counts or not stays:
+                manual.add(row.name)
+        elif row.manual_recall:
             manual.add(row.name)
-        if grant is not None and any(_is_present(trip, grant) for trip in reading.trips if trip.slot_id == row.slot_id):
+        if told and grant is not None and any(_is_present(trip, grant) for trip in told if trip.slot_id == row.slot_id):
             trips.add(row.name)
     return FlexSnapshot(
         now_us=now_us,

@@ -10,19 +10,19 @@ that is ahead by more than clocks may differ is not known, as is everything that
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
-import msgspec
 from django.db import connection
+from psycopg import Cursor
 
 from controlplane.core.flex_policy import SECOND_US, FlexPolicy
-from controlplane.core.flex_snapshot import BatchJob
-from controlplane.core.period import Calendar, load_zone, to_us, window_at
+from controlplane.core.period import Calendar, Window, load_zone, to_us, window_at
 from controlplane.core.slot_states import Band, SlotState
-from controlplane.fleet.models import Pool
+from controlplane.fleet.band_report import PackedSlots, classes_of, slots_of, unpack
+from controlplane.fleet.band_report import work_of as band_work_of
 from controlplane.flex.leadership import Shard
 from controlplane.flex.reading import (
     AgentRow,
@@ -31,24 +31,16 @@ from controlplane.flex.reading import (
     PoolReading,
     PoolRow,
     Reading,
-    ReportedClass,
-    ReportedSlot,
     SlotRow,
     TripRow,
 )
 from controlplane.flex.terms import POLICY_FIELDS, saved_terms, terms_in_force
-from controlplane.jobs.batch_capacity import efficiencies
-from controlplane.jobs.direct_work import SILENT_S, as_jobs
-from controlplane.jobs.models import Job
-from controlplane.jobs.paid_work import payable
-from controlplane.jobs.queries import counted_by_deadline, demanded_gpu_us, priced
+from controlplane.flex.work import Work, work_of
+from controlplane.jobs.batch_capacity import believed
 
 #: Clocks of web processes may differ by this much from the database's; a report further ahead has no known age.
 CLOCKS_DIFFER_US = SECOND_US
-
-
-_slots_decoder = msgspec.json.Decoder(list[ReportedSlot])
-_classes_decoder = msgspec.json.Decoder(list[ReportedClass])
+FOR_EVER_US = 2**62
 
 
 # Reading
@@ -60,14 +52,21 @@ def database_now() -> datetime:
     return now
 
 
-def read(shard: Shard, now: datetime | None = None) -> Reading:
-    """Every pool of the shard. `now` is for tests; without it the database's clock after the rows were read."""
-    agents = _rows(_AGENTS_SQL)
-    pools_and_slots = _rows(_SLOTS_SQL)
-    trips = _rows("SELECT id, slot_id, fence FROM flex_trip WHERE handled_at IS NULL ORDER BY id")
+def read(
+    shard: Shard, now: datetime | None = None, *, only: Collection[int] | None = None, work: Work | None = None
+) -> Reading:
+    """Every pool of the shard, or `only` those of these ids. `now` is for tests; without it the database's clock after
+    the rows were read.
+
+    `work` is what is known already of the jobs of all pools; without it, those of the pools that are read.
+    """
+    asked = {"only": None if only is None else list(only)}
+    agents = _rows(_AGENTS_SQL, asked)
+    pools_and_slots = _rows(_SLOTS_SQL, asked)
+    trips = _rows(_TRIPS_SQL, asked)
     now = now or database_now()
     now_us = to_us(now)
-    pools = _read_pools(shard, now)
+    pools = _read_pools(shard, now, asked)
     by_slot = _add_slots(pools, pools_and_slots)
     for row in agents:
         if row[1] in pools:
@@ -76,24 +75,72 @@ def read(shard: Shard, now: datetime | None = None) -> Reading:
         if slot_id in by_slot:
             by_slot[slot_id].trips.append(TripRow(trip_id, slot_id, fence))
     interactive = _add_classes(pools.values())
-    _add_jobs(pools, now)
-    _add_lends(pools, now)
+    _add_efficiencies(pools, now)
+    _add_work(pools, now, work)
+    _add_lends(pools, now, asked)
     return Reading(now=now, pools=pools, interactive_classes=interactive)
 
 
-def _rows(sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+Report = tuple[int, int, int, int, bytes | None, str | None, str | None]
+"""(agent, instant in us, epoch, number, packed, slots, classes), the last two as JSON where there is nothing packed."""
+
+
+def news(shard: Shard, since: datetime) -> list[Report]:
+    """Every agent's last report; without figures where it bears an instant before this one."""
+    connection.ensure_connection()
+    # Packed bytes as they are: as text they would be written out as digits, and read from them.
+    with connection.wrap_database_errors, Cursor(connection.connection) as cursor:
+        asked = {"since": since, "parts": shard.parts, "part": shard.part}
+        return cursor.execute(_NEWS_SQL, asked, binary=True).fetchall()
+
+
+def pool_ids(shard: Shard) -> list[int]:
+    """Every pool of the shard, those with slots away from home first: their loans end unless they are renewed."""
+    return [pool_id for (pool_id,) in _rows(_POOL_IDS_SQL) if shard.has(pool_id)]
+
+
+def _rows(sql: str, parameters: Any = ()) -> list[tuple[Any, ...]]:
     with connection.cursor() as cursor:
         cursor.execute(sql, parameters)
         rows: list[tuple[Any, ...]] = cursor.fetchall()
         return rows
 
 
-_AGENTS_SQL = """
+_POOL_IDS_SQL = """
+SELECT p.id FROM fleet_pool p
+LEFT JOIN (
+    SELECT DISTINCT s.pool_id FROM flex_grant g JOIN fleet_slot s ON s.id = g.slot_id WHERE g.state <> 'home'
+) away ON away.pool_id = p.id
+ORDER BY away.pool_id IS NULL, p.id
+"""
+
+_PACKED = "(l.band IS NOT NULL AND (l.band_epoch, l.band_seq) IS NOT DISTINCT FROM (l.epoch, l.seq))"
+
+_AGENTS_SQL = f"""
 SELECT a.id, a.pool_id, a.uuid::text, a.state = 'active' AND a.drain_requested_at IS NULL,
-       (extract(epoch FROM l.reported_at) * 1000000)::bigint,
-       (l.figures -> 'slots')::text, (l.figures -> 'classes')::text
+       (extract(epoch FROM l.reported_at) * 1000000)::bigint, l.epoch, l.seq,
+       CASE WHEN {_PACKED} THEN l.band END,
+       CASE WHEN NOT {_PACKED} THEN (l.figures -> 'slots')::text END,
+       CASE WHEN NOT {_PACKED} THEN (l.figures -> 'classes')::text END
 FROM fleet_agent a LEFT JOIN fleet_agentlive l ON l.agent_id = a.id
-WHERE a.state <> 'retired'
+WHERE a.state <> 'retired' AND (%(only)s::int[] IS NULL OR a.pool_id = ANY(%(only)s::int[]))
+ORDER BY a.id
+"""  # noqa: S608 - the text is constant
+
+_NEWS_SQL = f"""
+SELECT l.agent_id, (extract(epoch FROM l.reported_at) * 1000000)::bigint, l.epoch, l.seq,
+       CASE WHEN l.reported_at >= %(since)s AND {_PACKED} THEN l.band END,
+       CASE WHEN l.reported_at >= %(since)s AND NOT {_PACKED} THEN (l.figures -> 'slots')::text END,
+       CASE WHEN l.reported_at >= %(since)s AND NOT {_PACKED} THEN (l.figures -> 'classes')::text END
+FROM fleet_agentlive l JOIN fleet_agent a ON a.id = l.agent_id
+WHERE a.state <> 'retired' AND a.pool_id %% %(parts)s = %(part)s
+"""  # noqa: S608 - the text is constant
+
+_TRIPS_SQL = """
+SELECT t.id, t.slot_id, t.fence
+FROM flex_trip t JOIN fleet_slot s ON s.id = t.slot_id
+WHERE t.handled_at IS NULL AND (%(only)s::int[] IS NULL OR s.pool_id = ANY(%(only)s::int[]))
+ORDER BY t.id
 """
 
 _GRANT_INSTANTS = ("lent_at", "renewed_at", "recalled_at", "cancelled_at", "expires_at")
@@ -111,21 +158,26 @@ SELECT s.pool_id, s.id, s.name, s.band, s.agent_id,
        {_epoch_us("t.started_at")}, i.state, i.owner_class, {_epoch_us("i.started_at")}, i.id IS NOT NULL
 FROM fleet_slot s
 LEFT JOIN flex_grant g ON g.slot_id = s.id
-LEFT JOIN fleet_slottenure t ON t.slot_id = s.id AND t.ended_at IS NULL
-LEFT JOIN fleet_slotinterval i ON i.slot_id = s.id AND i.ended_at IS NULL
-WHERE s.agent_id IS NOT NULL OR t.id IS NOT NULL OR g.state <> 'home'
+LEFT JOIN LATERAL (
+    SELECT id, started_at FROM fleet_slottenure WHERE slot_id = s.id AND ended_at IS NULL LIMIT 1
+) t ON TRUE
+LEFT JOIN LATERAL (
+    SELECT id, state, owner_class, started_at FROM fleet_slotinterval WHERE slot_id = s.id AND ended_at IS NULL LIMIT 1
+) i ON TRUE
+WHERE (s.agent_id IS NOT NULL OR t.id IS NOT NULL OR g.state <> 'home')
+  AND (%(only)s::int[] IS NULL OR s.pool_id = ANY(%(only)s::int[]))
 ORDER BY s.id
 """  # noqa: S608 - column names are constants
 
 _POOLS_SQL = f"""
 SELECT id, slug, archived_at IS NOT NULL, frozen_since, frozen_until,
        isolation, interactive_class, batch_class, safe_rate, {", ".join(POLICY_FIELDS)}
-FROM fleet_pool ORDER BY id
+FROM fleet_pool WHERE %(only)s::int[] IS NULL OR id = ANY(%(only)s::int[]) ORDER BY id
 """  # noqa: S608 - column names are constants
 
 
-def _read_pools(shard: Shard, now: datetime) -> dict[int, PoolReading]:
-    rows = [row for row in _rows(_POOLS_SQL) if shard.has(row[0])]
+def _read_pools(shard: Shard, now: datetime, asked: dict[str, Any]) -> dict[int, PoolReading]:
+    rows = [row for row in _rows(_POOLS_SQL, asked) if shard.has(row[0])]
     in_force = terms_in_force([row[0] for row in rows])
     readings = {}
     for pool_id, slug, archived, frozen_since, frozen_until, *saved in rows:
@@ -141,12 +193,9 @@ def _read_pools(shard: Shard, now: datetime) -> dict[int, PoolReading]:
             frozen=frozen_since is not None and (frozen_until is None or frozen_until > now),
             shared=terms.isolation == "shared",
         )
-        readings[pool_id] = PoolReading(pool=pool, terms=terms)
+        ends_us = to_us(frozen_until) if pool.frozen and frozen_until is not None else FOR_EVER_US
+        readings[pool_id] = PoolReading(pool=pool, terms=terms, valid_until_us=ends_us)
     return readings
-
-
-def _us(at: datetime | None) -> int | None:
-    return None if at is None else to_us(at)
 
 
 def _add_slots(pools: dict[int, PoolReading], rows: Iterable[tuple[Any, ...]]) -> dict[int, PoolReading]:
@@ -188,17 +237,43 @@ def _slot(row: tuple[Any, ...], band: Band, in_force: bool) -> SlotRow:
 
 
 def _agent(row: tuple[Any, ...], now_us: int) -> AgentRow:
-    agent_id, _, uuid, counts, reported_us, slots, classes = row
-    if reported_us is not None and reported_us > now_us:
-        reported_us = now_us if reported_us - now_us <= CLOCKS_DIFFER_US else None
+    agent_id, _, uuid, counts, stamped_us, epoch, seq, packed, slots, classes = row
+    report = None if stamped_us is None else (stamped_us, epoch, seq)
+    return _row(agent_id, uuid, counts, report, packed, slots, classes, now_us)
+
+
+def told(agent: AgentRow, said: Report, now_us: int) -> AgentRow:
+    """An agent after another report."""
+    return _row(agent.agent_id, agent.uuid, agent.counts, said[1:4], *said[4:], now_us)
+
+
+def _row(
+    agent_id: int,
+    uuid: str,
+    counts: bool,
+    report: tuple[int, int, int] | None,
+    packed: bytes | None,
+    slots: str | None,
+    classes: str | None,
+    now_us: int,
+) -> AgentRow:
+    reported_at_us = None if report is None else believed_us(report[0], now_us)
+    if packed is not None:
+        said = unpack(packed)
+        return AgentRow(
+            agent_id, uuid, counts, reported_at_us, report, PackedSlots(said.slots), said.work, said.classes
+        )
+    by_id = slots_of(slots)
     return AgentRow(
-        agent_id=agent_id,
-        uuid=uuid,
-        counts=counts,
-        reported_at_us=reported_us,
-        slots={} if slots is None else {slot.slot_id: slot for slot in _slots_decoder.decode(slots)},
-        classes=None if classes is None else _classes_decoder.decode(classes),
+        agent_id, uuid, counts, reported_at_us, report, by_id, band_work_of(by_id.values()), classes_of(classes)
     )
+
+
+def believed_us(stamped_us: int | None, now_us: int) -> int | None:
+    """The instant of a report as far as it can be believed: never ahead of now."""
+    if stamped_us is None or stamped_us <= now_us:
+        return stamped_us
+    return now_us if stamped_us - now_us <= CLOCKS_DIFFER_US else None
 
 
 def _add_classes(readings: Iterable[PoolReading]) -> frozenset[int]:
@@ -210,59 +285,46 @@ def _add_classes(readings: Iterable[PoolReading]) -> frozenset[int]:
     return frozenset(class_id for class_id, _, kind, _ in rows if kind == "interactive")
 
 
-def _add_jobs(pools: dict[int, PoolReading], now: datetime) -> None:
-    """What `jobs.queries.backlog` says of one pool, for all pools in few queries, and what a batch slot is worth.
-
-    Batch requests without a job are what the agents, read before, say of them.
-    """
-    rows = Job.objects.filter(state=Job.State.RUNNING, pool_id__in=list(pools)).only(*_JOB_FIELDS)
-    running = {(job.pool_id, str(job.uuid)) for job in rows}
-    counted = counted_by_deadline(rows, now)
-    worth = efficiencies(pools, now)
-    for pool_id, efficiency in worth.items():
+def _add_efficiencies(pools: dict[int, PoolReading], now: datetime) -> None:
+    """What a batch slot is worth, where that was measured lately."""
+    for pool_id, (efficiency, until) in believed(pools, now).items():
         pools[pool_id].batch_efficiency = efficiency
-    constants = Pool.objects.only("prefill_us_per_token", "decode_us_per_token")
-    known = constants.in_bulk({job.pool_id for job in counted})
-    paid = payable([priced(job) for job in counted], now)
-    jobs: dict[int, list[BatchJob]] = defaultdict(list)
-    for job in sorted(counted, key=lambda job: job.pk):
-        remaining_us = demanded_gpu_us(job, known[job.pool_id], worth.get(job.pool_id, 1.0), paid.get(job.pk))
-        if remaining_us:
-            name = f"job {job.pk}"
-            jobs[job.pool_id].append(BatchJob(name=name, remaining_gpu_us=remaining_us, deadline_us=_us(job.deadline)))
-    for pool_id, reading in pools.items():
-        reading.jobs = (*jobs[pool_id], *as_jobs(_direct_work(pool_id, reading, running, to_us(now))))
+        pools[pool_id].valid_until_us = min(pools[pool_id].valid_until_us, to_us(until))
 
 
-def _direct_work(
-    pool_id: int, reading: PoolReading, running: Container[tuple[int, str]], now_us: int
-) -> Iterable[tuple[int, int]]:
-    """(instant due, GPU time) of batch requests that no job counts, as the agents of a pool said last."""
-    for agent in reading.agents.values():
-        if not agent.counts or agent.reported_at_us is None or now_us - agent.reported_at_us >= SILENT_S * SECOND_US:
-            continue
-        for row in agent.classes or ():
-            yield from ((due_us, gpu_us) for job, due_us, gpu_us in row.direct if (pool_id, job) not in running)
-
-
-_JOB_FIELDS = (
-    "uuid", "pool_id", "state", "deadline", "items", "items_completed", "items_parked", "items_cancelled",
-    "gpu_us_done", "prompt_tokens", "expected_output_tokens", "tenant_id", "admission",
-)  # fmt: skip
+def _add_work(pools: dict[int, PoolReading], now: datetime, work: Work | None) -> None:
+    """Batch requests without a job are what the agents, read before, say of them."""
+    if work is None:
+        work = Work()
+        work.read(pools.keys())
+        work.pay(now)
+    for reading in pools.values():
+        work.declare(reading, now)
+        reading.jobs = work_of(reading, to_us(now))
 
 
 def week_start(now: datetime) -> datetime:
     """Monday 00:00 of the present week in the billing zone."""
+    return _week(now).start
+
+
+def _week(now: datetime) -> Window:
     zone = _rows("SELECT billing_zone FROM tenants_installation WHERE id = 1")
-    return window_at(load_zone(zone[0][0] if zone else "UTC"), Calendar.WEEK, now).start
+    return window_at(load_zone(zone[0][0] if zone else "UTC"), Calendar.WEEK, now)
 
 
-def _add_lends(pools: dict[int, PoolReading], now: datetime) -> None:
+_LENDS_SQL = """
+SELECT pool_id, count(*) FROM flex_lend
+WHERE lent_at >= %(since)s AND lent_at <= %(until)s
+  AND (%(only)s::int[] IS NULL OR pool_id = ANY(%(only)s::int[]))
+GROUP BY pool_id
+"""
+
+
+def _add_lends(pools: dict[int, PoolReading], now: datetime, asked: dict[str, Any]) -> None:
     """Loans begun since Monday 00:00 in the billing zone."""
-    monday = week_start(now)
-    counted = _rows(
-        "SELECT pool_id, count(*) FROM flex_lend WHERE lent_at >= %s AND lent_at <= %s GROUP BY pool_id", (monday, now)
-    )
-    lends: dict[int, int] = defaultdict(int, counted)
+    week = _week(now)
+    lends: dict[int, int] = defaultdict(int, _rows(_LENDS_SQL, asked | {"since": week.start, "until": now}))
     for pool_id, reading in pools.items():
         reading.lends_this_week = lends[pool_id]
+        reading.valid_until_us = min(reading.valid_until_us, to_us(week.end))

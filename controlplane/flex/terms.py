@@ -25,19 +25,19 @@ POLICY_FIELDS = (
     "spillover_action",
 )  # fmt: skip
 
-# By digest: a revision is parsed once, however often it is asked for. Only those in force are kept.
-_parsed: dict[str, Terms] = {}
+# By pool, with the digest: a revision is parsed once, however often it is asked for. Only that in force is kept.
+_parsed: dict[int, tuple[str, Terms]] = {}
 
 
 def terms_in_force(pool_ids: Sequence[int]) -> dict[int, Terms]:
     """Pool id -> terms of its newest signed revision of which every wave was sent; none, no entry."""
     digests = {pool_id: digest for pool_id, (_, digest) in desired(pool_ids).items()}
-    unread = pool_terms([digest for digest in digests.values() if digest not in _parsed])
-    fresh = {digest: _pushed_terms(said) for digest, said in unread.items()}
-    found = {pool_id: fresh.get(digest) or _parsed[digest] for pool_id, digest in digests.items()}
-    _parsed.clear()
-    _parsed.update((digest, found[pool_id]) for pool_id, digest in digests.items())
-    return found
+    unread = {digest for pool_id, digest in digests.items() if _parsed.get(pool_id, ("",))[0] != digest}
+    fresh = {digest: _pushed_terms(said) for digest, said in pool_terms(sorted(unread)).items()}
+    for pool_id, digest in digests.items():
+        if digest in fresh:
+            _parsed[pool_id] = (digest, fresh[digest])
+    return {pool_id: _parsed[pool_id][1] for pool_id in digests}
 
 
 def _pushed_terms(said: PoolTerms) -> Terms:

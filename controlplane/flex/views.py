@@ -116,10 +116,11 @@ def freeze(request: HttpRequest, slug: str) -> HttpResponse:
     def do(form: ReasonForm, effect: Effect, now: datetime) -> None:
         if not isinstance(form, FreezeForm):
             raise TypeError("freezing needs its own form")
-        freeze_pool = actions.freeze_and_recall if form.cleaned_data["recall"] else actions.freeze
+        recalls = form.cleaned_data["recall"]
+        freeze_pool = actions.freeze_and_recall if recalls else actions.freeze
         freeze_pool(
             pool_id=pool.pk, actor=actor_of(request), now=now, reason=form.cleaned_data["reason"],
-            until=now + form.length(), noted=effect.noted,
+            until=now + form.length(), noted=effect.noted_with(recalls=recalls),
         )  # fmt: skip
 
     return act_page(request, act, lambda now: effects.of_freeze(pool, now), do, FreezeForm)
@@ -130,9 +131,9 @@ def unfreeze(request: HttpRequest, slug: str) -> HttpResponse:
     pool = _pool_or_404(slug)
     act = _act(
         pool,
-        title=f"Allow lending in {pool.slug}",
+        title=f"Unfreeze lending in {pool.slug}",
         text="New loans are possible again when every check for one holds. Takes effect within 2 s.",
-        verb="Allow lending",
+        verb="Unfreeze lending",
         done=f"Requested: loans are possible again in {pool.slug}.",
     )
 

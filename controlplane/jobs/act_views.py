@@ -14,9 +14,10 @@ from django.shortcuts import redirect, render
 from django.utils import timezone
 
 from controlplane.audit.actors import actor_of
+from controlplane.audit.forms import ReasonForm, take_errors
 from controlplane.jobs import actions, batch_actions, effects, queries
 from controlplane.jobs.effects import Effect
-from controlplane.jobs.forms import ExtendForm, ReasonForm, take_errors
+from controlplane.jobs.forms import ExtendForm
 from controlplane.jobs.models import Job
 from controlplane.tenants.access import may, requires
 

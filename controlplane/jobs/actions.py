@@ -35,7 +35,7 @@ class JobOrder:
 
     `deadline` None takes the class's default; `best_effort` has no deadline at all. `if_late` says what becomes of it
     when its deadline cannot be met (`core.job_admission.IfLate`). `pool` empty is chosen: the one pool that serves the
-    class (and `model`, where given).
+    class (and `model`, where given). `clock` is the deadline as it was written where that is a time and a zone.
     """
 
     class_slug: str
@@ -48,10 +48,13 @@ class JobOrder:
     deadline: datetime | None = None
     best_effort: bool = False
     if_late: str = IfLate.REFUSE.value
+    clock: str = ""
 
     def digest(self) -> str:
         """The same for the same order: an idempotency key may not be used for another one."""
         plain = {**asdict(self), "deadline": self.deadline.isoformat() if self.deadline else None}
+        # a time and a zone are the same order tomorrow
+        plain["deadline"] = plain.pop("clock") or plain["deadline"]
         if self.if_late == IfLate.REFUSE:
             # as orders were told apart before there was a choice
             del plain["if_late"]
@@ -107,6 +110,7 @@ def cancel_job(
     `noted` goes into the audit log beside what changed: the effect that was shown to who did it.
     """
     with transaction.atomic():
+        lock_batch_of(job_uuid)
         job = Job.objects.select_for_update(of=("self",)).select_related("tenant").get(uuid=job_uuid)
         if job.state not in (Job.State.RUNNING, Job.State.IMPORTING):
             return job
@@ -124,6 +128,13 @@ def cancel_job(
             reason=reason,
         )  # fmt: skip
     return job
+
+
+def lock_batch_of(job_uuid: uuid.UUID) -> Batch | None:
+    """The batch of a job, locked. Everybody locks a batch, then items, then the job: two who did it the other way round
+    would wait for each other.
+    """
+    return Batch.objects.select_for_update(of=("self",)).filter(job__uuid=job_uuid).first()
 
 
 def _known(tenant: Tenant, key: str | None, order: JobOrder) -> Submitted | None:

@@ -2,14 +2,13 @@
 
 import math
 import uuid
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
 import django_filters
 from django.db.models import QuerySet
 from django.utils import timezone
-from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter, extend_schema, extend_schema_field
 from rest_framework import serializers, status
 from rest_framework.authentication import SessionAuthentication
@@ -27,8 +26,10 @@ from controlplane.jobs import actions, batch_actions, item_queries, queries
 from controlplane.jobs.actions import JobOrder
 from controlplane.jobs.admitting import MONEY_CODE, NotAdmitted
 from controlplane.jobs.batch_actions import REQUESTS_MOST
+from controlplane.jobs.batch_serializer import BatchSerializer
+from controlplane.jobs.deadlines import is_clock, read_deadline
 from controlplane.jobs.job_money import shortage_of
-from controlplane.jobs.key_authentication import KeyAuthentication
+from controlplane.jobs.key_authentication import KeyAuthentication, actor_of_key
 from controlplane.jobs.models import Job
 from controlplane.jobs.openai_form import batch_form
 from controlplane.tenants.access import RolePermission, may, member_of
@@ -51,18 +52,27 @@ class JobPermission(RolePermission):
         return super().has_permission(request, view)
 
 
-@extend_schema_field(OpenApiTypes.DATETIME)
-class InstantField(serializers.CharField):
-    """ISO 8601 with its offset: a wall clock without one would be somebody's guess."""
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A deadline with its text, which says the same tomorrow; `clock` where it is a time and a zone."""
 
-    def to_internal_value(self, data: Any) -> datetime:  # type: ignore[override]
+    at: datetime
+    text: str
+    clock: bool
+
+
+@extend_schema_field({"type": "string", "examples": ["2026-12-01T06:00:00+01:00", "06:00 Europe/Berlin"]})
+class DeadlineField(serializers.CharField):
+    """An instant with its offset, or a time and a zone: a wall clock without one would be somebody's guess."""
+
+    def to_internal_value(self, data: Any) -> Written:  # type: ignore[override]
+        text = super().to_internal_value(data).strip()
         try:
-            at = datetime.fromisoformat(super().to_internal_value(data))
-        except ValueError:
-            raise serializers.ValidationError("Write an instant, such as 2026-12-01T06:00:00+01:00.") from None
-        if at.tzinfo is None:
-            raise serializers.ValidationError("Give the instant with its offset, such as 2026-12-01T06:00:00+01:00.")
-        return at
+            at = read_deadline(text, timezone.now())
+        except ValueError as error:
+            raise serializers.ValidationError(str(error)) from None
+        clock = is_clock(text)
+        return Written(at, text if clock else at.isoformat(), clock)
 
 
 _USED = {
@@ -86,7 +96,8 @@ class JobSerializer(serializers.ModelSerializer):
     remaining_gpu_us = serializers.SerializerMethodField()
     estimate_gpu_us_per_item = serializers.SerializerMethodField()
     items_parked = serializers.IntegerField(
-        read_only=True, help_text="Items given up after three failed attempts or by the engine's verdict."
+        read_only=True,
+        help_text="Items given up after three failures, by the engine's verdict or after twenty lapsed leases.",
     )
     required_slots = serializers.SerializerMethodField(help_text="What its own deadline asks for from now on.")
     estimated_finish_at = serializers.SerializerMethodField(help_text="At its pace so far; null while unknown.")
@@ -108,9 +119,7 @@ class JobSerializer(serializers.ModelSerializer):
             "estimated_finish_at", "admission", "estimated", "actual", "reserved_nanos", "batch",
         )  # fmt: skip
 
-    @extend_schema_field(
-        {"type": "string", "enum": ["waiting", "running", "completed", "cancelled", "missed", "best_effort"]}
-    )
+    @extend_schema_field({"type": "string", "enum": list(queries.STANDINGS)})
     def get_standing(self, job: Job) -> str:
         return queries.status_of(job, timezone.now()).standing
 
@@ -144,7 +153,7 @@ class JobSerializer(serializers.ModelSerializer):
             "charge_nanos": job.charge_nanos,
         }
 
-    @extend_schema_field({"type": ["object", "null"]})
+    @extend_schema_field(BatchSerializer(allow_null=True))
     def get_batch(self, job: Job) -> dict[str, Any] | None:
         return batch_form(job.batch) if job.has_items else None
 
@@ -213,7 +222,10 @@ class JobOrderSerializer(serializers.Serializer):
         help_text="Lines of a batch file: custom_id, method, url and body.",
     )  # fmt: skip
     endpoint = serializers.CharField(max_length=40, required=False, help_text="What the requests are for.")
-    deadline = InstantField(required=False, allow_null=True, help_text="Without one the class's default.")
+    deadline = DeadlineField(
+        required=False, allow_null=True,
+        help_text="An instant, or a time and zone. Without one the class's default; 24 h for what is run here.",
+    )  # fmt: skip
     if_late = serializers.ChoiceField(
         tuple(IfLate), required=False,
         help_text="When its deadline cannot be met: refuse it (as without this), or run it behind everything else.",
@@ -263,7 +275,7 @@ class ItemsSerializer(serializers.Serializer):
 class SubmittedSerializer(serializers.Serializer):
     """A batch in OpenAI's form whose file or requests are to be read; then there is a job."""
 
-    batch = serializers.DictField()
+    batch = BatchSerializer()
 
 
 class CancelSerializer(serializers.Serializer):
@@ -271,7 +283,7 @@ class CancelSerializer(serializers.Serializer):
 
 
 class ExtendSerializer(serializers.Serializer):
-    deadline = InstantField()
+    deadline = DeadlineField()
     reason = serializers.CharField(max_length=400, required=False, allow_blank=True)
 
 
@@ -335,7 +347,14 @@ class JobViewSet(ListModelMixin, VersionedViewSet):
         if missing or "endpoint" in values:
             wrong = {name: ["Say how many, or send input_file or requests."] for name in missing}
             raise serializers.ValidationError(wrong or {"endpoint": ["Only requests that are run here have one."]})
-        order = JobOrder(class_slug=values.pop("class"), best_effort=values.pop("best_effort", False), **values)
+        due: Written | None = values.pop("deadline", None)
+        order = JobOrder(
+            class_slug=values.pop("class"),
+            best_effort=values.pop("best_effort", False),
+            deadline=due.at if due else None,
+            clock=due.text if due and due.clock else "",
+            **values,
+        )
         allowed = list(request.auth.classes) if isinstance(request.auth, ApiKey) else None
         try:
             submitted = actions.submit_job(
@@ -384,7 +403,7 @@ class JobViewSet(ListModelMixin, VersionedViewSet):
     @extend_schema(
         parameters=[
             OpenApiParameter("state", str, enum=[state.name.lower() for state in ItemState]),
-            OpenApiParameter("after", {"type": "integer", "minimum": 0, "maximum": 2**31 - 1}),
+            OpenApiParameter("after", {"type": "integer", "minimum": 0, "maximum": item_queries.LINE_MOST}),
         ],
         responses=ItemsSerializer,
     )
@@ -392,13 +411,15 @@ class JobViewSet(ListModelMixin, VersionedViewSet):
     def items(self, request: Request, uuid: uuid.UUID) -> Response:
         """Items of a job by line: `?state=parked` with their reasons, `?after=` the last line seen."""
         job = self.get_object()
-        state, after = request.query_params.get("state", ""), request.query_params.get("after", "0")
+        state = request.query_params.get("state", "")
         if state and state.upper() not in ItemState.__members__:
             raise serializers.ValidationError({"state": [f"Ask for {', '.join(s.name.lower() for s in ItemState)}."]})
-        if not after.isdigit() or int(after[:12]) >= 2**31:
-            raise serializers.ValidationError({"after": ["Write the number of a line."]})
+        try:
+            after = item_queries.line_of(request.query_params.get("after", "0"))
+        except ValueError as error:
+            raise serializers.ValidationError({"after": [str(error)]}) from None
         wanted = ItemState[state.upper()] if state else None
-        rows = item_queries.items_page(job, after=int(after), limit=51, state=wanted)
+        rows = item_queries.items_page(job, after=after, limit=51, state=wanted)
         page = rows[:50]
         more = page[-1].line if len(rows) > len(page) else None
         return Response({"results": [asdict(row) for row in page], "after": more})
@@ -426,7 +447,7 @@ class JobViewSet(ListModelMixin, VersionedViewSet):
         job = self.get_object()
         values = self.body(ExtendSerializer)
         batch_actions.extend_deadline(
-            job_uuid=job.uuid, deadline=values["deadline"], actor=self._actor(request), now=timezone.now(),
+            job_uuid=job.uuid, deadline=values["deadline"].at, actor=self._actor(request), now=timezone.now(),
             reason=values.get("reason", ""),
         )  # fmt: skip
         return self.answer(self.get_object())
@@ -449,6 +470,5 @@ class JobViewSet(ListModelMixin, VersionedViewSet):
 
     def _actor(self, request: Request) -> Actor:
         if isinstance(request.auth, ApiKey):
-            request_id = getattr(request._request, "request_id", "")
-            return Actor(id=None, name=f"key {request.auth.public_id}", role="tenant", request_id=request_id)
+            return actor_of_key(request.auth, getattr(request._request, "request_id", ""))
         return actor_of(request)

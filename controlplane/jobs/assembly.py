@@ -16,10 +16,10 @@ from typing import Final
 from django.db import connection, transaction
 
 from controlplane.core.batch_items import ItemState
-from controlplane.jobs.batch_actions import file_expiry
 from controlplane.jobs.batch_turn import alone
 from controlplane.jobs.models import Batch, Job, StoredFile
 from controlplane.jobs.storage import Writing, Written
+from controlplane.jobs.uploads import file_expiry
 
 PAGE_LINES: Final = 2_000
 FIRST_PAGE_LINES: Final = 50

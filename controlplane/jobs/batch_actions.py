@@ -9,21 +9,29 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from django.conf import settings
 from django.core.exceptions import ValidationError
 from django.db import IntegrityError, connection, transaction
+from django.db.models import F
 
 from controlplane.audit.actions import record
 from controlplane.audit.actors import Actor
 from controlplane.contracts.models import WorkloadClass
 from controlplane.core.batch_items import ItemState
 from controlplane.core.job_admission import IfLate
-from controlplane.jobs.actions import DEADLINE_MOST, IF_LATE_HOW, ITEMS_MOST, KEY_MOST, NAME_MOST, KeyReused
+from controlplane.jobs.actions import (
+    DEADLINE_MOST,
+    IF_LATE_HOW,
+    ITEMS_MOST,
+    KEY_MOST,
+    NAME_MOST,
+    KeyReused,
+    lock_batch_of,
+)
 from controlplane.jobs.admitting import reserve_again
 from controlplane.jobs.batch_lines import CONTENT
 from controlplane.jobs.deadlines import read_deadline
 from controlplane.jobs.models import Batch, Job, StoredFile
-from controlplane.jobs.storage import Writing
+from controlplane.jobs.uploads import store
 from controlplane.tenants.models import ApiKey, Tenant
 from controlplane.wakeups.bells import ring
 
@@ -32,6 +40,7 @@ METADATA_PAIRS_MOST: Final = 16
 METADATA_KEY_MOST: Final = 64
 METADATA_VALUE_MOST: Final = 512
 BEST_EFFORT_ENDS: Final = timedelta(days=30)
+RETRY_FOR: Final = timedelta(hours=24)
 RETRIES_MOST: Final = 100_000
 REQUESTS_MOST: Final = 1_000
 
@@ -102,7 +111,7 @@ def submit_rest(
     """
     metadata = {name: str(values[name]) for name in ("class", "pool", "name") if values.get(name)}
     if values.get("deadline"):
-        metadata["deadline"] = values["deadline"].isoformat()
+        metadata["deadline"] = values["deadline"].text
     if values.get("best_effort"):
         metadata["best_effort"] = "true"
     else:
@@ -128,21 +137,11 @@ def submit_rest(
 def _inline_file(tenant: Tenant, requests: list[dict[str, Any]], actor: Actor, now: datetime, key: str | None) -> str:
     content = b"".join(json.dumps(row).encode() + b"\n" for row in requests)
     name = uuid.uuid5(_INLINE, f"{tenant.pk} {key} {hashlib.sha256(content).hexdigest()}") if key else uuid.uuid4()
-    found = StoredFile.objects.filter(uuid=name, ready_at__isnull=False).first()
-    if found is None:
-        path = f"{tenant.pk}/in/{name}"
-        with Writing(path) as writing:
-            writing.write(content)
-            written = writing.finish()
-        found, _ = StoredFile.objects.update_or_create(
-            uuid=name,
-            defaults={
-                "tenant": tenant, "purpose": StoredFile.Purpose.BATCH, "filename": "requests.jsonl", "path": path,
-                "size_bytes": written.size_bytes, "lines": written.lines, "digest": written.digest,
-                "created_by": actor.name, "created_at": now, "ready_at": now, "expires_at": file_expiry(now),
-            },
-        )  # fmt: skip
-    return f"file-{found.uuid.hex}"
+    file_id = f"file-{name.hex}"
+    found = _file_of(tenant, file_id)
+    if found is None or found.expires_at <= now:
+        store(tenant=tenant, filename="requests.jsonl", pieces=[content], actor=actor, now=now, name=name)
+    return file_id
 
 
 _INLINE = uuid.UUID("6f1f4f3e-0d0b-4b7e-9a55-7d6ad41d7c11")
@@ -294,7 +293,7 @@ def cancel_batch(*, batch_id: int, actor: Actor, now: datetime, reason: str = ""
         batch.save(update_fields=["state", "cancelling_at"])
         if batch.job_id is not None:
             Job.objects.filter(pk=batch.job_id, state__in=(Job.State.RUNNING, Job.State.IMPORTING)).update(
-                state=Job.State.CANCELLED, finished_at=now
+                state=Job.State.CANCELLED, finished_at=now, version=F("version") + 1
             )
         record(
             actor=actor, action="batch.cancel", noun="batch", object_id=batch.uuid, now=now,
@@ -324,11 +323,6 @@ def delete_file(*, tenant: Tenant, file_id: str, actor: Actor, now: datetime) ->
     return found
 
 
-def file_expiry(now: datetime) -> datetime:
-    """Until when a file that is made now is kept."""
-    return now + timedelta(days=settings.JOB_FILE_DAYS)
-
-
 _RETRY_SQL = """
 WITH picked AS (
     SELECT line FROM jobs_item WHERE day = %(day)s AND job_id = %(job)s AND state = %(parked)s
@@ -351,14 +345,9 @@ def retry_parked(
     beside what changed. Raises ValidationError for a job whose parked items are no more.
     """
     with transaction.atomic():
-        job = Job.objects.select_for_update(of=("self",)).select_related("tenant").get(uuid=job_uuid)
-        batch = Batch.objects.select_for_update(of=("self",)).filter(job=job).first()
-        if not job.has_items or job.state not in (Job.State.RUNNING, Job.State.COMPLETED):
-            raise ValidationError({"job": f"The job is {job.state}: it has no items to try again."})
-        if job.rows_purged_at is not None:
-            raise ValidationError({"job": "The items of this job are no longer kept. Submit the lines that failed."})
-        if batch is not None and batch.state == Batch.State.FINALIZING:
-            raise ValidationError({"job": "Its files are being assembled. Try again in a minute."})
+        batch = lock_batch_of(job_uuid)
+        job = Job.objects.get(uuid=job_uuid)
+        _check_retry(job, batch)
         with connection.cursor() as cursor:
             cursor.execute(
                 _RETRY_SQL,
@@ -367,20 +356,33 @@ def retry_parked(
             retried = cursor.rowcount
         if not retried:
             return 0
+        job = Job.objects.select_for_update(of=("self",)).select_related("tenant").get(uuid=job_uuid)
+        _check_retry(job, batch)
         reserve_again(job, retried, now)
         Job.objects.filter(pk=job.pk).update(
             items_parked=job.items_parked - retried, state=Job.State.RUNNING, finished_at=None, version=job.version + 1
         )
         if batch is not None:
+            # one whose time is over has a day more: else the next sweep would end what was just begun
             Batch.objects.filter(pk=batch.pk).update(
-                state=Batch.State.IN_PROGRESS, finalizing_at=None, completed_at=None
-            )
+                state=Batch.State.IN_PROGRESS, finalizing_at=None, completed_at=None,
+                expires_at=max(batch.expires_at, now + RETRY_FOR),
+            )  # fmt: skip
         record(
             actor=actor, action="job.retry_parked", noun="job", object_id=job.uuid, now=now,
             tenant_slug=job.tenant.slug, before={"parked": job.items_parked, "state": job.state},
             after={"parked": job.items_parked - retried, "state": "running", **(noted or {})}, reason=reason,
         )  # fmt: skip
     return retried
+
+
+def _check_retry(job: Job, batch: Batch | None) -> None:
+    if not job.has_items or job.state not in (Job.State.RUNNING, Job.State.COMPLETED):
+        raise ValidationError({"job": f"The job is {job.state}: it has no items to try again."})
+    if job.rows_purged_at is not None:
+        raise ValidationError({"job": "The items of this job are no longer kept. Submit the lines that failed."})
+    if batch is not None and batch.state == Batch.State.FINALIZING:
+        raise ValidationError({"job": "Its files are being assembled. Try again in a minute."})
 
 
 def extend_deadline(
@@ -397,6 +399,7 @@ def extend_deadline(
     Raises ValidationError by field.
     """
     with transaction.atomic():
+        lock_batch_of(job_uuid)
         job = Job.objects.select_for_update(of=("self",)).select_related("tenant").get(uuid=job_uuid)
         before = job.deadline
         if job.state != Job.State.RUNNING:

@@ -66,8 +66,16 @@ def _tested(safe_rate: Any, now: datetime) -> bool:
 
 def efficiencies(pool_ids: Iterable[int], now: datetime) -> dict[int, float]:
     """Pool id -> batch efficiency, where it was measured lately; unknown is missing and counts as 1."""
+    return {pool_id: efficiency for pool_id, (efficiency, _) in believed(pool_ids, now).items()}
+
+
+def believed(pool_ids: Iterable[int], now: datetime) -> dict[int, tuple[float, datetime]]:
+    """The same, each with the instant from which on it is unknown again."""
     rows = BatchEfficiency.objects.filter(pool_id__in=list(pool_ids), measured_at__gt=now - BELIEVED_FOR)
-    return dict(rows.values_list("pool_id", "efficiency"))
+    return {
+        pool_id: (efficiency, measured_at + BELIEVED_FOR)
+        for pool_id, efficiency, measured_at in rows.values_list("pool_id", "efficiency", "measured_at")
+    }
 
 
 # Meters count all GPU time of the pool's batch class, repeated work too; the work is that of requests that completed.

@@ -14,6 +14,10 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 LINE_BYTES_MOST: Final = 1024 * 1024
 CUSTOM_ID_MOST: Final = 256
 BYTES_PER_TOKEN: Final = 4
+OUTPUTS_MOST: Final = 1_024
+"""As agents have it (`agent.api_body`): more is refused here, with the number of its line, before anything runs."""
+BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
+"""Some editors begin a file in UTF-8 with it; it is no part of the first line."""
 DOUBLES_LINES_MOST: Final = 1_000_000
 """So many lines of a file with other faults are looked through for a custom_id that stands twice."""
 
@@ -133,6 +137,11 @@ def _body(number: int, line: _Line, rules: LineRules) -> Request | BadLine:
         message = f"The class allows 1 to {rules.max_output_tokens:,} output tokens; the line asks for {asked:,}."
         return BadLine(number, "output_too_long", message, "body.max_tokens")
     outputs = (body.n or 1) * _count_prompts(body.prompt)
+    if outputs > OUTPUTS_MOST:
+        message = (
+            f"One request has at most {OUTPUTS_MOST:,} answers (n for each prompt); the line asks for {outputs:,}."
+        )
+        return BadLine(number, "too_many_outputs", message, "body.n")
     output = None if asked is None else asked * outputs
     return Request(number, line.custom_id, raw, body.model, max(1, len(raw) // BYTES_PER_TOKEN), output, outputs)
 
@@ -168,13 +177,19 @@ def split(pieces: Iterable[bytes], *, number: int = 0, offset: int = 0) -> Itera
             number += 1
             offset += len(text) + 1 + cut
             cut = 0
+            text = _unmarked(number, text)
             if text.strip():
                 yield Numbered(number, text, offset)
         if len(rest) > LINE_BYTES_MOST + 1:
             cut += len(rest) - LINE_BYTES_MOST - 1
             rest = rest[: LINE_BYTES_MOST + 1]
-    if rest.strip():
-        yield Numbered(number + 1, rest, offset + len(rest) + cut)
+    text = _unmarked(number + 1, rest)
+    if text.strip():
+        yield Numbered(number + 1, text, offset + len(rest) + cut)
+
+
+def _unmarked(number: int, text: bytes) -> bytes:
+    return text.removeprefix(BYTE_ORDER_MARK) if number == 1 else text
 
 
 def doubled(line: int, custom_id: str, first: int) -> BadLine:

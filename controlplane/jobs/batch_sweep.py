@@ -76,10 +76,7 @@ def purge_rows(now: datetime) -> int:
         | Q(batch__state=Batch.State.CANCELLED, batch__in_progress_at__isnull=True)
         | Q(batch__state__in=assembled, finished_at__lte=old)
     )
-    purged = 0
-    for job in due.order_by("pk")[:BATCHES_MOST]:
-        _purge(job, now)
-        purged += 1
+    purged = sum(_purge(job, now) for job in due.order_by("pk")[:BATCHES_MOST])
     with connection.cursor() as cursor:
         drop_purged_days(cursor)
         create_days_ahead(cursor, now)
@@ -92,7 +89,11 @@ _PURGE_SQL: Final = (
 )
 
 
-def _purge(job: Job, now: datetime) -> None:
+def _purge(job: Job, now: datetime) -> bool:
+    """False: the job runs again, or somebody else is at it."""
+    # said before it is done: nobody makes items run again whose bodies go; what a kill leaves goes with its day
+    if not Job.objects.filter(pk=job.pk, state=job.state, rows_purged_at__isnull=True).update(rows_purged_at=now):
+        return False
     for table in ("jobs_itemresult", "jobs_itembody", "jobs_item"):
         removed = PURGE_LINES
         while removed >= PURGE_LINES:
@@ -100,4 +101,4 @@ def _purge(job: Job, now: datetime) -> None:
                 given = {"day": job.day, "job": job.pk, "most": PURGE_LINES}
                 cursor.execute(_PURGE_SQL.format(table=table), given)
                 removed = cursor.rowcount
-    Job.objects.filter(pk=job.pk).update(rows_purged_at=now)
+    return True

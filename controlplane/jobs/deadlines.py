@@ -30,6 +30,11 @@ def read_deadline(text: str, now: datetime) -> datetime:
     return at
 
 
+def is_clock(text: str) -> bool:
+    """Whether it is a time and a zone, so that it means another instant tomorrow."""
+    return _WALL_CLOCK.fullmatch(text.strip()) is not None
+
+
 def _zone(name: str) -> ZoneInfo:
     try:
         return ZoneInfo(name)

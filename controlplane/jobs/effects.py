@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -12,7 +13,6 @@ from django.apps import apps
 from controlplane.audit.models import AuditEntry
 from controlplane.jobs import queries
 from controlplane.jobs.batch_actions import RETRIES_MOST
-from controlplane.jobs.batch_capacity import efficiencies
 from controlplane.jobs.models import Job
 from controlplane.jobs.queries import PoolSlack
 
@@ -48,48 +48,42 @@ class Effect:
 
 def of_cancel(job: Job, now: datetime) -> Effect:
     """Its items count as backlog no longer."""
-    return _effect(job, 0, job.deadline, queries.unfinished_items(job), now)
+    return _effect(_with(job, state=Job.State.CANCELLED), queries.unfinished_items(job), now)
 
 
 def of_retry(job: Job, now: datetime) -> Effect:
     """Its parked items are to be done again, as far as one action takes them."""
     items = min(job.items_parked, RETRIES_MOST)
-    estimate = queries.estimate_of(job, job.pool)
-    worth = _worth(job, now)
-    # what was learnt is slot time as it went: turned into work, as the backlog is
-    again_us = round(items * estimate.gpu_us_per_item * (worth if estimate.learnt else 1.0))
-    return _effect(job, queries.demanded_gpu_us(job, job.pool, worth) + again_us, job.deadline, items, now)
+    return _effect(_with(job, state=Job.State.RUNNING, items_parked=job.items_parked - items), items, now)
 
 
 def of_extension(job: Job, deadline: datetime, now: datetime) -> Effect:
     """The same work, due later."""
-    remaining_us = queries.demanded_gpu_us(job, job.pool, _worth(job, now))
-    return _effect(job, remaining_us, deadline, queries.unfinished_items(job), now)
+    return _effect(_with(job, deadline=deadline), queries.unfinished_items(job), now)
 
 
-def _worth(job: Job, now: datetime) -> float:
-    """The batch efficiency of the job's pool; 1 while it was not measured."""
-    return efficiencies([job.pool_id], now).get(job.pool_id, 1.0)
+def _with(job: Job, **values: Any) -> Job:
+    """The job with other values; nothing is written."""
+    changed = copy(job)
+    for name, value in values.items():
+        setattr(changed, name, value)
+    return changed
 
 
-def _effect(job: Job, remaining_us: int, deadline: datetime | None, items: int, now: datetime) -> Effect:
-    pairs = queries.backlog_jobs(job.pool_id, now)
-    slots = queries.slots_of([job.pool_id], now).get(job.pool_id, [])
-    direct = queries.direct_backlog(job.pool_id, now)
-    then = [(remaining_us, deadline)] if remaining_us else []
+def _effect(changed: Job, items: int, now: datetime) -> Effect:
+    """Of a job becoming `changed`: both backlogs are counted alike, with what of each job is paid for."""
+    slots = queries.slots_of([changed.pool_id], now).get(changed.pool_id, [])
+    direct = queries.direct_backlog(changed.pool_id, now)
 
-    def before_and_after(rows: list[tuple[Job, int]], beside: list[Work]) -> tuple[PoolSlack, PoolSlack]:
-        work: list[Work] = [(us, other.deadline) for other, us in rows]
-        kept: list[Work] = [(us, other.deadline) for other, us in rows if other.pk != job.pk]
-        return (
-            queries.slack_for(work + beside, slots, now),
-            queries.slack_for(kept + then + beside, slots, now),
-        )
+    def slack(rows: list[tuple[Job, int]], beside: list[Work]) -> PoolSlack:
+        return queries.slack_for([*((us, job.deadline) for job, us in rows), *beside], slots, now)
 
-    before, after = before_and_after(pairs, direct)
-    own = [(other, us) for other, us in pairs if other.tenant_id == job.tenant_id]
-    own_before, own_after = before_and_after(own, [])
-    return Effect(before, after, own_before, own_after, items)
+    def own(rows: list[tuple[Job, int]]) -> list[tuple[Job, int]]:
+        return [(job, us) for job, us in rows if job.tenant_id == changed.tenant_id]
+
+    before = queries.backlog_jobs([changed.pool_id], now)
+    after = queries.backlog_jobs([changed.pool_id], now, instead=changed)
+    return Effect(slack(before, direct), slack(after, direct), slack(own(before), []), slack(own(after), []), items)
 
 
 @dataclass(frozen=True, slots=True)

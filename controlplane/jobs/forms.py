@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from django import forms
 from django.core.exceptions import ValidationError
@@ -12,6 +12,7 @@ from controlplane.contracts.models import WorkloadClass
 from controlplane.jobs.actions import NAME_MOST
 from controlplane.jobs.batch_lines import CONTENT
 from controlplane.tenants.models import Tenant
+from controlplane.tenants.tenant_field import TenantField
 
 DEADLINE_HELP = (
     "A time and its zone (06:00 Europe/Berlin: the next one) or an instant with its offset (2026-12-01T06:00:00+01:00)"
@@ -32,13 +33,10 @@ class ExtendForm(ReasonForm):
 
 
 class SubmitForm(forms.Form):
-    """A file of requests as a job. `tenant` is asked of those who may choose one."""
+    """A file of requests as a job. `only` is whose it is, where nobody may choose; else `tenant` is asked."""
 
-    tenant = forms.ModelChoiceField(
-        label="Tenant",
-        queryset=Tenant.objects.none(),
-        to_field_name="slug",
-        error_messages={"required": "Choose whose job it is.", "invalid_choice": "There is no such tenant."},
+    tenant = TenantField(
+        help_text="Whose job it is: its short name", error_messages={"required": "Write whose job it is."}
     )
     file = forms.FileField(
         label="File of requests",
@@ -68,21 +66,23 @@ class SubmitForm(forms.Form):
     )
     best_effort = forms.BooleanField(label="Best effort: no deadline, served last, borrows nothing", required=False)
 
-    def __init__(self, *args: Any, tenants: list[Tenant], choose: bool, **options: Any) -> None:
+    def __init__(self, *args: Any, only: Tenant | None, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._only = None if choose else tenants[0]
-        if choose:
-            self.fields["tenant"].queryset = Tenant.objects.filter(  # type: ignore[attr-defined]
-                pk__in=[tenant.pk for tenant in tenants]
-            ).order_by("slug")
-        else:
+        self._only = only
+        classes = WorkloadClass.objects.filter(kind=WorkloadClass.Kind.BATCH).exclude(state="archived")
+        if only is not None:
             del self.fields["tenant"]
-        slugs = {slug for tenant in tenants for slug in tenant.classes}
-        classes = WorkloadClass.objects.filter(slug__in=slugs, kind=WorkloadClass.Kind.BATCH).exclude(state="archived")
+            classes = classes.filter(slug__in=only.classes)
         names = list(classes.order_by("slug").values_list("slug", flat=True))
         self.fields["batch_class"].choices = [("", "The first batch class"), *((n, n) for n in names)]  # type: ignore[attr-defined]
-        if not choose and len(names) == 1:
+        if only is not None and len(names) == 1:
             del self.fields["batch_class"]
+
+    def clean_tenant(self) -> Tenant:
+        tenant: Tenant = self.cleaned_data["tenant"]
+        if tenant.state != Tenant.State.ACTIVE:
+            raise ValidationError(f"{tenant.slug} is suspended: nothing of it runs.")
+        return tenant
 
     @property
     def owner(self) -> Tenant:
@@ -99,14 +99,9 @@ class SubmitForm(forms.Form):
         return told | {"if_late": self.cleaned_data["if_late"] or "refuse"}
 
 
-FIELD_OF = {"input_file_id": "file", "metadata.class": "batch_class"}
-"""Name of an action's error -> field of the form, where it is not the last part of the name."""
-
-
-def take_errors(form: forms.Form, error: ValidationError) -> None:
-    """Puts an action's errors onto the fields of the same name, what has no field on top."""
-    messages = error.message_dict if hasattr(error, "error_dict") else {"": error.messages}
-    for name, texts in messages.items():
-        field = FIELD_OF.get(name, name.rpartition(".")[2])
-        for text in texts:
-            form.add_error(field if field in form.fields else None, text)
+FIELD_OF: Final = {
+    "input_file_id": "file",
+    "metadata.class": "batch_class",
+    **{f"metadata.{name}": name for name in ("pool", "name", "deadline", "if_late", "best_effort")},
+}
+"""Name of an error of `batch_actions.submit_batch` -> field of SubmitForm, where it is another name."""

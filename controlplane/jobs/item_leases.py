@@ -22,6 +22,7 @@ from controlplane.jobs.item_partitions import items_table
 from controlplane.jobs.job_money import affordable
 from controlplane.jobs.paid_work import Priced
 from controlplane.jobs.queries import LEARNT_FROM_ITEMS, MISSED_GRACE
+from controlplane.usage.sql import SqlCursor
 from controlplane.wire.report import Item, ItemJob, ItemRoom, ItemsCancelled
 
 HORIZON_S: Final = 60
@@ -32,8 +33,7 @@ ITEM_BYTES: Final = 64
 ROOM_MOST: Final = 50_000
 
 
-@dataclass(frozen=True, slots=True)
-class RoomRow:
+class RoomRow(msgspec.Struct, frozen=True):
     """What one report says about items; `class_id` 0 and no room where it says nothing."""
 
     agent_id: int
@@ -131,9 +131,8 @@ def lease_items(connection: Connection[Any], agents: Sequence[tuple[int, int]], 
             if epoch != epochs[agent_id]:
                 continue
             if room > 0 and (pool_id, class_id) not in jobs:
-                found = _leasable(cursor, pool_id, class_id, now)
-                paid |= affordable(cursor, [job.priced for job in found], now)
-                jobs[(pool_id, class_id)] = [job for job in found if paid.get(job.id, 1)]
+                jobs[(pool_id, class_id)], bounds = in_turn(cursor, pool_id, class_id, now)
+                paid |= bounds
             with connection.transaction():
                 leased = _serve(cursor, agent_id, jobs.get((pool_id, class_id), []), paid, now)
             if leased is not None:
@@ -158,9 +157,9 @@ LIMIT 200
 """
 
 
-def _leasable(cursor: Cursor[Any], pool_id: int, class_id: int, now: datetime) -> list[Leasable]:
+def _leasable(cursor: SqlCursor, pool_id: int, class_id: int, now: datetime) -> list[Leasable]:
     """Jobs by deadline. Those that missed theirs for good make way for those that can still hold it."""
-    rows = cursor.execute(_LEASABLE_SQL, (pool_id, class_id, now - MISSED_GRACE)).fetchall()
+    cursor.execute(_LEASABLE_SQL, (pool_id, class_id, now - MISSED_GRACE))
     return [
         Leasable(
             id=row[0],
@@ -175,8 +174,15 @@ def _leasable(cursor: Cursor[Any], pool_id: int, class_id: int, now: datetime) -
             tenant_id=row[11],
             item_bound_nanos=row[12],
         )
-        for row in rows
+        for row in cursor.fetchall()
     ]
+
+
+def in_turn(cursor: SqlCursor, pool_id: int, class_id: int, now: datetime) -> tuple[list[Leasable], dict[int, int]]:
+    """Jobs whose items can be leased, in their turn, and how many of each can be paid for where that is a bound."""
+    found = _leasable(cursor, pool_id, class_id, now)
+    paid = affordable(cursor, [job.priced for job in found], now)
+    return [job for job in found if paid.get(job.id, 1)], paid
 
 
 def _serve(

@@ -11,6 +11,7 @@ from controlplane.core.batch_items import ItemState
 from controlplane.jobs.models import Job
 
 PAGE_MOST: Final = 500
+LINE_MOST: Final = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,14 @@ ORDER BY i.line
 """
 _ALL_SQL: Final = _PAGE_SQL.format(only="")
 _ONE_STATE_SQL: Final = {state: _PAGE_SQL.format(only=f"AND state = {state.value}") for state in ItemState}
+
+
+def line_of(text: str) -> int:
+    """The line that a page begins after. Raises ValueError for what is no number of a line."""
+    # more digits than a line can have are not read at all
+    if not (text.isascii() and text.isdecimal() and len(text) <= len(str(LINE_MOST)) and int(text) <= LINE_MOST):
+        raise ValueError("Write the number of a line.")
+    return int(text)
 
 
 def items_page(job: Job, *, after: int = 0, limit: int = 50, state: ItemState | None = None) -> list[ItemRow]:

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 from django.db import connection
-from psycopg import Cursor
 
 from controlplane.budgets.job_money import money_of
 from controlplane.core.batch_items import UNPAID
@@ -17,11 +15,12 @@ from controlplane.core.period import from_us
 from controlplane.jobs.models import Job
 from controlplane.jobs.paid_work import Priced, item_bound_nanos
 from controlplane.jobs.queries import unfinished_items
+from controlplane.usage.sql import SqlCursor
 
 _HELD_SQL = "SELECT job_id, count(*) FROM jobs_item WHERE state = 1 AND job_id = ANY(%s) GROUP BY job_id"
 
 
-def affordable(cursor: Cursor[Any], jobs: Sequence[Priced], now: datetime) -> dict[int, int]:
+def affordable(cursor: SqlCursor, jobs: Sequence[Priced], now: datetime) -> dict[int, int]:
     """Job id -> how many more of its items can be paid for; jobs without that bound are missing.
 
     Items that agents hold already have the first claim.
@@ -32,7 +31,8 @@ def affordable(cursor: Cursor[Any], jobs: Sequence[Priced], now: datetime) -> di
     tight = [job.id for job in priced.values() if job.id in paid and paid[job.id] < job.unfinished]
     if not tight:
         return {}
-    held = dict(cursor.execute(_HELD_SQL, (tight,)).fetchall())
+    cursor.execute(_HELD_SQL, (tight,))
+    held = dict(cursor.fetchall())
     return {job: max(0, paid[job] - held.get(job, 0)) for job in tight}
 
 

@@ -7,14 +7,17 @@ from datetime import datetime, timedelta
 
 from django.db import connection
 
+from controlplane.contracts.models import WorkloadClass
 from controlplane.core.estimate import WorkRates, raw_gpu_us
 from controlplane.fleet.models import Slot, SlotInterval
 from controlplane.jobs import progress, queries, timeline
 from controlplane.jobs.direct_work import SILENT_S
 from controlplane.jobs.downloads import batch_of
+from controlplane.jobs.item_leases import in_turn
 from controlplane.jobs.models import Batch, Job
 from controlplane.jobs.queries import JobStatus
 from controlplane.jobs.timeline import Figure, Span, Timeline
+from controlplane.tenants.models import ApiKey, Tenant
 
 SPANS_MOST = 2_000
 
@@ -69,6 +72,39 @@ def places_of(job: Job, now: datetime) -> Places | None:
         return Places(job.tenant.max_concurrency, cursor.fetchone()[0])
 
 
+def held_back(job: Job) -> str:
+    """Why no item of a running job is leased, whatever is free, and what ends it; empty where nothing holds it back."""
+    if job.state != Job.State.RUNNING or not job.has_items:
+        return ""
+    if job.tenant.state != Tenant.State.ACTIVE:
+        return f"The tenant {job.tenant.slug} is {job.tenant.state}: they go on when it is resumed."
+    row = job.workload_class
+    if row.state != WorkloadClass.State.ACTIVE:
+        return f"The class {row.slug} is {row.state}: they go on when it is resumed."
+    if job.key is not None and job.key.state != ApiKey.State.ACTIVE:
+        return "The key that submitted it is revoked: cancel it, and submit the file again with a key in force."
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """Jobs whose items are leased before a job's: how many, and how many items they have left."""
+
+    jobs: int
+    items: int
+
+
+def ahead_of(job: Job, now: datetime) -> Ahead | None:
+    """Who goes first in a running job's pool and class; None where nobody does, or its own turn does not come."""
+    if job.state != Job.State.RUNNING or not job.has_items or not queries.unfinished_items(job):
+        return None
+    with connection.cursor() as cursor:
+        line, _ = in_turn(cursor, job.pool_id, job.workload_class_id, now)
+    places = {each.id: place for place, each in enumerate(line)}
+    first = line[: places.get(job.pk, 0)]
+    return Ahead(len(first), sum(each.unfinished for each in first)) if first else None
+
+
 @dataclass(frozen=True, slots=True)
 class Facts:
     """Everything of one job at one instant. `strip` is for staff: slots belong to the pool, not to a tenant."""
@@ -81,10 +117,15 @@ class Facts:
     strip: Timeline | None
     live: bool
     places: Places | None
+    ahead: Ahead | None
 
     @property
     def job(self) -> Job:
         return self.status.job
+
+    @property
+    def held_back(self) -> str:
+        return held_back(self.job)
 
     @property
     def title(self) -> str:
@@ -151,6 +192,7 @@ def facts_of(job: Job, now: datetime, *, staff: bool) -> Facts:
         strip=strip,
         live=job.state in (Job.State.RUNNING, Job.State.IMPORTING),
         places=places_of(job, now),
+        ahead=ahead_of(job, now),
     )
 
 

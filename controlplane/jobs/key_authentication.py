@@ -11,6 +11,7 @@ from rest_framework.authentication import BaseAuthentication, get_authorization_
 from rest_framework.exceptions import AuthenticationFailed
 from rest_framework.request import Request
 
+from controlplane.audit.actors import Actor
 from controlplane.tenants.key_actions import secret_hash
 from controlplane.tenants.models import ApiKey, Tenant
 from controlplane.tenants.roles import Role
@@ -44,6 +45,11 @@ class KeyPrincipal:
 
     def get_username(self) -> str:
         return f"key {self.key.public_id}"
+
+
+def actor_of_key(key: ApiKey, request_id: str = "") -> Actor:
+    """A key in the audit log."""
+    return Actor(id=None, name=f"key {key.public_id}", role=Role.TENANT, request_id=request_id)
 
 
 class KeyAuthentication(BaseAuthentication):

@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from fractions import Fraction
 from typing import Final
 
 from django.contrib.auth.models import AnonymousUser, User
 from django.db.models import Case, DateTimeField, F, IntegerField, Q, QuerySet, Value, When
 from django.db.models.functions import Coalesce
 
-from controlplane.core.flex_snapshot import FlexSlot
+from controlplane.core.flex_demand import Room, available_slots, dues_of, room_at
+from controlplane.core.flex_snapshot import BatchJob, FlexSlot
+from controlplane.core.period import to_us
 from controlplane.jobs import queries
-from controlplane.jobs.batch_capacity import efficiencies
 from controlplane.jobs.direct_work import direct_work
 from controlplane.jobs.models import Batch, Job
 from controlplane.jobs.queries import JobStatus
-from controlplane.tenants.access import member_of
-from controlplane.tenants.queries import visible_tenants
-from controlplane.tenants.roles import Role
+from controlplane.tenants.queries import of_visible_tenants
 
 ORDER: Final = ("attention", "due", "-id")
 OPEN: Final = (Job.State.IMPORTING, Job.State.RUNNING)
@@ -84,38 +84,57 @@ def slack_at_deadlines(
     jobs: Iterable[Job], now: datetime, *, slots: Mapping[int, Sequence[FlexSlot]] | None = None
 ) -> dict[int, float | None]:
     """Job id -> 1 - required / available at its deadline, for running jobs that have one ahead; over the slots of now,
-    or over those given by pool id.
-
-    Required is all work of its pool due by then, over the time until then. None: nothing serves batch, so no number.
+    or over those given by pool id. None: nothing serves batch, so no number.
     """
-    wanted = [job for job in jobs if job.state == Job.State.RUNNING and job.deadline and job.deadline > now]
+    wanted = with_deadline_ahead(jobs, now)
     pools = {job.pool_id for job in wanted}
     if not pools:
         return {}
-    slots = queries.slots_of(pools, now) if slots is None else slots
-    worth = efficiencies(pools, now)
-    work: dict[int, list[tuple[datetime, int]]] = {pool: [] for pool in pools}
-    for row in Job.objects.filter(pool__in=pools, state=Job.State.RUNNING, deadline__gt=now).select_related("pool"):
-        assert row.deadline is not None
-        demanded_us = queries.demanded_gpu_us(row, row.pool, worth.get(row.pool_id, 1.0))
-        work[row.pool_id].append((row.deadline, demanded_us))
-    for pool_id, rows in direct_work(pools, now).items():
-        work[pool_id] += [(due, us) for us, due in rows if due > now]
-    found: dict[int, float | None] = {}
+    found = rooms(wanted, queries.backlog_jobs(pools, now), now)
+    return slack_over(found, queries.slots_of(pools, now) if slots is None else slots)
+
+
+def with_deadline_ahead(jobs: Iterable[Job], now: datetime) -> list[Job]:
+    """The running ones that have a deadline ahead."""
+    return [job for job in jobs if job.state == Job.State.RUNNING and job.deadline and job.deadline > now]
+
+
+@dataclass(frozen=True, slots=True)
+class JobRoom:
+    """A job's room: all paid work of its pool that is due by its deadline, over the time until then."""
+
+    job_id: int
+    pool_id: int
+    room: Room
+
+
+def rooms(jobs: Iterable[Job], backlog: Iterable[tuple[Job, int]], now: datetime) -> list[JobRoom]:
+    """Of jobs `with_deadline_ahead`, given the backlog of their pools; each pool's is walked once."""
+    wanted, now_us = list(jobs), to_us(now)
+    work: dict[int, list[BatchJob]] = {job.pool_id: [] for job in wanted}
+    for row, us in backlog:
+        if row.deadline is not None and row.pool_id in work:
+            work[row.pool_id].append(BatchJob(name="", remaining_gpu_us=us, deadline_us=to_us(row.deadline)))
+    for pool_id, rows in direct_work(list(work), now).items():
+        work[pool_id] += [BatchJob(name="", remaining_gpu_us=us, deadline_us=to_us(due)) for us, due in rows]
+    dues = {pool_id: dues_of(rows, now_us=now_us) for pool_id, rows in work.items()}
+    found = []
     for job in wanted:
         assert job.deadline is not None
-        due = [(us, job.deadline) for deadline, us in work[job.pool_id] if deadline <= job.deadline]
-        found[job.pk] = queries.slack_for(due, slots.get(job.pool_id, []), now).slack
+        room = room_at(dues[job.pool_id], to_us(job.deadline), now_us=now_us)
+        found.append(JobRoom(job.pk, job.pool_id, room))
     return found
+
+
+def slack_over(found: Iterable[JobRoom], slots: Mapping[int, Sequence[FlexSlot]]) -> dict[int, float | None]:
+    """Job id -> slack over the slots of its pool; None where none of them serves batch and there is work."""
+    available = {pool_id: available_slots(own) for pool_id, own in slots.items()}
+    return {one.job_id: one.room.slack(available.get(one.pool_id, Fraction(0))) for one in found}
 
 
 def visible_batches(user: User | AnonymousUser) -> QuerySet[Batch]:
     """All batches for staff, those of the own tenant for a tenant's member, none for anybody else."""
-    member = member_of(user)
-    rows = Batch.objects.select_related("tenant", "input_file", "job")
-    if member is None:
-        return rows.none()
-    return rows.filter(tenant__in=visible_tenants(user)) if member.role == Role.TENANT else rows
+    return of_visible_tenants(user, Batch.objects.select_related("tenant", "input_file", "job"))
 
 
 def uploads(user: User | AnonymousUser, now: datetime) -> list[Batch]:

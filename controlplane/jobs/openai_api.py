@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import msgspec
 from django.core.exceptions import ValidationError
+from django.db import InterfaceError, OperationalError
 from django.db.models import QuerySet
 from django.http import Http404, StreamingHttpResponse
 from django.utils import timezone
@@ -23,7 +24,7 @@ from controlplane.audit.actors import Actor
 from controlplane.jobs import batch_actions, storage
 from controlplane.jobs.actions import KeyReused
 from controlplane.jobs.batch_actions import BatchOrder, uuid_of
-from controlplane.jobs.key_authentication import KeyAuthentication
+from controlplane.jobs.key_authentication import KeyAuthentication, actor_of_key
 from controlplane.jobs.models import Batch, StoredFile
 from controlplane.jobs.openai_form import batch_form, error_form, file_form, page_form
 from controlplane.tenants.models import ApiKey, Tenant
@@ -61,9 +62,16 @@ def openai_error(error: Exception, context: dict[str, Any]) -> Response:
         return Response(form, status=400)
     if isinstance(error, KeyReused):
         return Response(error_form(str(error), kind="invalid_request_error", code="idempotency_key_reused"), status=422)
-    if isinstance(error, storage.StorageError | FileNotFoundError):
+    if isinstance(error, FileNotFoundError):
+        log.error("a file is lost: %s", error)
+        return Response(error_form(storage.LOST, kind="server_error", code="file_lost"), status=404)
+    if isinstance(error, storage.StorageError):
         log.error("a file was not sent: %s", error)
         form = error_form("The file store does not answer. Try again later.", kind="server_error", code="storage")
+        return Response(form, status=503)
+    if isinstance(error, OperationalError | InterfaceError):
+        log.error("the database does not answer: %s", error)
+        form = error_form("The control plane cannot do this now. Try again.", kind="server_error", code="busy")
         return Response(form, status=503)
     if isinstance(error, Http404):
         return Response(error_form(str(error), kind="invalid_request_error", code="not_found"), status=404)
@@ -99,8 +107,7 @@ class OpenAIView(APIView):
 
     @property
     def actor(self) -> Actor:
-        request_id = getattr(self.request._request, "request_id", "")
-        return Actor(id=None, name=f"key {self.key.public_id}", role="tenant", request_id=request_id)
+        return actor_of_key(self.key, getattr(self.request._request, "request_id", ""))
 
     def file(self, file_id: str) -> StoredFile:
         found = uuid_of(file_id, "file-")
@@ -118,7 +125,7 @@ class OpenAIView(APIView):
 
     def limit(self, usual: int, most: int) -> int:
         text = self.request.query_params.get("limit", str(usual))
-        if not text.isdigit() or not 1 <= int(text[:9]) <= most:
+        if not (text.isascii() and text.isdecimal() and len(text) < 10 and 1 <= int(text) <= most):
             raise ValidationError({"limit": f"Ask for 1 to {most} rows."})
         return int(text)
 

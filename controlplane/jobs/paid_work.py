@@ -34,9 +34,24 @@ def item_bound_nanos(job: Job) -> int:
     return -(-bound // job.items)
 
 
+@dataclass(frozen=True, slots=True)
+class Payment:
+    """How many of a job's unfinished items can be paid for, those that run among them; and of the windows that have too
+    little left for the others the one that ends last: until then they wait.
+    """
+
+    items: int
+    window: BudgetWindow
+
+
 def payable(jobs: Iterable[Priced], now: datetime) -> dict[int, int]:
-    """Job id -> how many of its unfinished items can be paid for, those that run among them; jobs of which all can be,
-    and those without a hard budget or a known bound, are missing.
+    """Job id -> how many of its unfinished items can be paid for, where that is not all: see `payments`."""
+    return {job: found.items for job, found in payments(jobs, now).items()}
+
+
+def payments(jobs: Iterable[Priced], now: datetime) -> dict[int, Payment]:
+    """Of jobs that money does not wholly pay for; those of which it pays for all items, and those without a hard budget
+    or a known bound, are missing.
 
     What a window has left pays once: for the first of the jobs in their order. What is leased to agents for anything of
     a tenant counts for each of its jobs; it is a minute's spend at most.
@@ -50,18 +65,24 @@ def payable(jobs: Iterable[Priced], now: datetime) -> dict[int, int]:
     found = {}
     for job in priced:
         if job.uuid in money:
-            items = _paid(job, money[job.uuid], claimed)
-            if items < job.unfinished:
-                found[job.id] = items
+            paid = _paid(job, money[job.uuid], claimed)
+            if paid is not None:
+                found[job.id] = paid
     return found
 
 
-def _paid(job: Priced, money: JobMoney, claimed: dict[BudgetWindow, int]) -> int:
-    """Items that leases pay for, and what the windows pay beyond; adds the latter to what is claimed of them."""
+def _paid(job: Priced, money: JobMoney, claimed: dict[BudgetWindow, int]) -> Payment | None:
+    """Items that leases pay for, and what the windows pay beyond; adds the latter to what is claimed of them. None
+    where that is all of them.
+    """
     bound = job.item_bound_nanos
     leased = min(job.unfinished, sum(unspent // bound for unspent in money.unspent_nanos))
-    left_nanos = max(0, min(window.remaining_nanos - claimed[window] for window in money.windows))
-    more = min(job.unfinished - leased, left_nanos // bound)
+    left = {window: window.remaining_nanos - claimed[window] for window in money.windows}
+    wanted = job.unfinished - leased
+    more = min(wanted, max(0, min(left.values())) // bound)
     for window in money.windows:
         claimed[window] += more * bound
-    return leased + more
+    if more == wanted:
+        return None
+    short = (window for window, nanos in left.items() if nanos < wanted * bound)
+    return Payment(leased + more, max(short, key=lambda window: window.ends_at_us))

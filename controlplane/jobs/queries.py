@@ -1,10 +1,11 @@
 """Reading jobs: the door by person, what remains of each, and the backlog that the flex band is judged by."""
 
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from math import isfinite
+from typing import Final, NamedTuple
 
 from django.contrib.auth.models import AnonymousUser, User
 from django.db.models import F, Q, QuerySet
@@ -19,10 +20,8 @@ from controlplane.fleet.models import Pool, Slot, SlotInterval
 from controlplane.jobs.batch_capacity import efficiencies
 from controlplane.jobs.direct_work import direct_work
 from controlplane.jobs.models import Job
-from controlplane.jobs.paid_work import Priced, item_bound_nanos, payable
-from controlplane.tenants.access import member_of
-from controlplane.tenants.queries import visible_tenants
-from controlplane.tenants.roles import Role
+from controlplane.jobs.paid_work import Payment, Priced, item_bound_nanos, payments
+from controlplane.tenants.queries import of_visible_tenants
 from controlplane.web.numerals import duration
 
 # From so many completed items on, what they took is a better estimate than tokens times constants.
@@ -34,22 +33,18 @@ def visible_jobs(user: User | AnonymousUser) -> QuerySet[Job]:
     """All jobs for staff, those of the own tenant for a tenant's member."""
     files = (f"batch__{name}_file" for name in ("input", "output", "error"))
     rows = Job.objects.select_related("tenant", "workload_class", "pool__model", *files)
-    member = member_of(user)
-    if member is None:
-        return rows.none()
-    return rows.filter(tenant__in=visible_tenants(user)) if member.role == Role.TENANT else rows
+    return of_visible_tenants(user, rows)
 
 
 def job_for(user: User | AnonymousUser, job_uuid: uuid.UUID) -> Job:
     """The only door to a job. Not allowed and not existing look the same: Http404."""
-    job = visible_jobs(user).filter(uuid=job_uuid).first()
+    job = visible_jobs(user).select_related("key").filter(uuid=job_uuid).first()
     if job is None:
         raise Http404("There is no such job.")
     return job
 
 
-@dataclass(frozen=True, slots=True)
-class Estimate:
+class Estimate(NamedTuple):
     """GPU time of one item: from what the completed ones took (`learnt`), or from tokens times the pool's constants."""
 
     gpu_us_per_item: int
@@ -87,10 +82,11 @@ def demanded_gpu_us(job: Job, pool: Pool, efficiency: float, payable: int | None
     What was learnt from completed items is slot time as it went, their efficiency included: it is turned into work.
     Of a job that money does not wholly pay for, only `payable` items can run (`paid_work.payable`).
     """
-    remaining_us = remaining_gpu_us(job, pool)
-    if payable is not None:
-        remaining_us = min(remaining_us, payable * estimate_of(job, pool).gpu_us_per_item)
-    if efficiency == 1.0 or not remaining_us or not estimate_of(job, pool).learnt:
+    if job.state != Job.State.RUNNING:
+        return 0
+    estimate, items = estimate_of(job, pool), unfinished_items(job)
+    remaining_us = (items if payable is None else min(items, payable)) * estimate.gpu_us_per_item
+    if efficiency == 1.0 or not remaining_us or not estimate.learnt:
         return remaining_us
     return max(1, round(remaining_us * efficiency))
 
@@ -109,7 +105,7 @@ def backlog(pool_id: int, now: datetime) -> list[tuple[int, datetime | None]]:
     A job without a deadline is best effort: it is listed with None and is never a reason to lend. A job that missed
     its deadline counts for MISSED_GRACE and then leaves. Items that a hard budget does not pay for are no backlog.
     """
-    jobs = [(remaining_us, job.deadline) for job, remaining_us in backlog_jobs(pool_id, now)]
+    jobs = [(remaining_us, job.deadline) for job, remaining_us in backlog_jobs([pool_id], now)]
     return jobs + direct_backlog(pool_id, now)
 
 
@@ -118,21 +114,66 @@ def direct_backlog(pool_id: int, now: datetime) -> list[tuple[int, datetime | No
     return [*direct_work([pool_id], now).get(pool_id, ())]
 
 
-def backlog_jobs(pool_id: int, now: datetime) -> list[tuple[Job, int]]:
-    """The jobs in `backlog`, each with its remaining work in us of a slot that is worth one."""
-    rows = Job.objects.filter(pool_id=pool_id, state=Job.State.RUNNING).select_related("pool")
-    counted = counted_by_deadline(rows, now)
-    worth = efficiencies([pool_id], now).get(pool_id, 1.0)
-    paid = payable([priced(job) for job in counted], now)
-    pairs = [(job, demanded_gpu_us(job, job.pool, worth, paid.get(job.pk))) for job in counted]
-    return [(job, remaining_us) for job, remaining_us in pairs if remaining_us > 0]
+def backlog_jobs(pool_ids: Collection[int], now: datetime, *, instead: Job | None = None) -> list[tuple[Job, int]]:
+    """The jobs in the `backlog` of these pools, each with its remaining work in us of a slot that is worth one.
+
+    `instead` stands for the row of the same job: what an action would make of it.
+    """
+    # Prefetched: a pool is one object for its jobs, joined it would be read and made for each of thousands.
+    rows = Job.objects.filter(pool_id__in=pool_ids, state=Job.State.RUNNING).prefetch_related("pool")
+    jobs = list(rows if instead is None else rows.exclude(pk=instead.pk))
+    if instead is not None and instead.state == Job.State.RUNNING:
+        jobs.append(instead)
+    return backlog_of(jobs, now).jobs
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """Jobs with their remaining work in us, in order of their deadlines, and the jobs that money does not wholly pay
+    for, by id.
+    """
+
+    jobs: list[tuple[Job, int]]
+    unpaid: Mapping[int, Payment]
+
+
+def backlog_of(running: Sequence[Job], now: datetime) -> Backlog:
+    """Of all running jobs of some pools."""
+    counted = counted_by_deadline(running, now)
+    pools = {job.pool_id for job in running}
+    worth, unpaid = efficiencies(pools, now), _unpaid(counted, pools, now)
+    pairs = []
+    for job in counted:
+        paid = unpaid[job.pk].items if job.pk in unpaid else None
+        pairs.append((job, demanded_gpu_us(job, job.pool, worth.get(job.pool_id, 1.0), paid)))
+    return Backlog([(job, remaining_us) for job, remaining_us in pairs if remaining_us > 0], unpaid)
+
+
+def _unpaid(counted: Sequence[Job], pools: Collection[int], now: datetime) -> dict[int, Payment]:
+    """A budget has no pool: jobs of other pools that are due before these have the first claim on what is left."""
+    if not any(item_bound_nanos(job) and unfinished_items(job) for job in counted):
+        return {}
+    others = Job.objects.filter(state=Job.State.RUNNING, admission__bound_nanos__gt=0).exclude(pool_id__in=pools)
+    ordered = counted_by_deadline([*counted, *others.only(*_PRICED)], now)
+    return payments([priced(job) for job in ordered], now)
+
+
+_PRICED: Final = (
+    "uuid", "tenant_id", "deadline", "admission", "items", "items_completed", "items_parked", "items_cancelled",
+)  # fmt: skip
+
+
+STANDINGS: Final = (
+    "importing", "waiting", "running", "completed", "cancelled", "missed", "best_effort", "failed", "expired",
+)  # fmt: skip
+"""Where a job stands: `failed` is one that was not taken, of which nothing ran."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobStatus:
     """A job with its arithmetic. `required_slots` is what its own deadline asks for, None without one or past it.
 
-    `standing` is one of waiting, running, completed, cancelled, missed, best_effort.
+    `standing` is one of STANDINGS.
     """
 
     job: Job
@@ -172,11 +213,12 @@ class JobStatus:
     @property
     def grade(self) -> str:
         """How a chip shows it."""
-        return {"missed": "bad", "waiting": "neutral", "cancelled": "neutral"}.get(self.standing, "ok")
+        neutral = dict.fromkeys(("importing", "waiting", "cancelled", "expired"), "neutral")
+        return {**neutral, "missed": "bad", "failed": "bad"}.get(self.standing, "ok")
 
     @property
     def word(self) -> str:
-        words = {"missed": "Deadline missed", "best_effort": "Best effort"}
+        words = {"missed": "Deadline missed", "best_effort": "Best effort", "failed": "Refused"}
         return words.get(self.standing, self.standing.capitalize())
 
 
@@ -206,21 +248,23 @@ def estimated_finish(job: Job, now: datetime) -> datetime | None:
 def _standing(job: Job, now: datetime) -> str:
     ended = job.finished_at or now
     missed = job.deadline is not None and ended > job.deadline
-    if job.state == Job.State.CANCELLED:
-        return "cancelled"
+    if job.state in (Job.State.CANCELLED, Job.State.FAILED):
+        return str(job.state)
     if missed:
         return "missed"
-    if job.state == Job.State.COMPLETED:
-        return "completed"
+    if job.state != Job.State.RUNNING:
+        return str(job.state)
     if job.deadline is None:
         return "best_effort"
     return "waiting" if job.first_attempt_at is None else "running"
 
 
 def missed(rows: QuerySet[Job], now: datetime) -> QuerySet[Job]:
-    """Those of the jobs that did not finish by their deadline; cancelled ones are not counted as missed."""
+    """Those of the jobs that did not finish by their deadline; cancelled ones are not counted as missed, nor what was
+    never taken.
+    """
     late = Q(finished_at__gt=F("deadline")) | Q(finished_at__isnull=True, deadline__lt=now)
-    return rows.filter(late).exclude(state=Job.State.CANCELLED)
+    return rows.filter(late).exclude(state__in=(Job.State.CANCELLED, Job.State.FAILED))
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +285,7 @@ class PoolSlack:
 
 def pool_slack(pool: Pool, now: datetime) -> PoolSlack:
     """The arithmetic behind lending, by the same core that decides it; lent slots are read from the ownership books."""
-    work = [(us, job.deadline) for job, us in backlog_jobs(pool.pk, now)]
+    work = [(us, job.deadline) for job, us in backlog_jobs([pool.pk], now)]
     direct = direct_backlog(pool.pk, now)
     found = slack_for(work + direct, slots_of([pool.pk], now).get(pool.pk, []), now)
     return replace(found, jobs=len(work), direct_us=sum(us for us, _ in direct))
@@ -254,12 +298,11 @@ def slots_of(pool_ids: Iterable[int], now: datetime) -> dict[int, list[FlexSlot]
         slot__pool__in=list(pool_ids), slot__removed_at__isnull=True, ended_at__isnull=True
     )
     found: dict[int, list[FlexSlot]] = {}
-    for span in open_spans.select_related("slot").order_by("slot__name"):
-        lent = span.slot.band == Slot.Band.FLEX and span.state == "lent"
-        state = SlotState.LENT if lent else SlotState.HOME
-        efficiency = worth.get(span.slot.pool_id, 1.0)
-        found.setdefault(span.slot.pool_id, []).append(
-            FlexSlot(name=span.slot.name, band=Band(span.slot.band), state=state, batch_efficiency=efficiency)
+    columns = open_spans.order_by("slot__name").values_list("slot__pool_id", "slot__name", "slot__band", "state")
+    for pool_id, name, band, kept in columns:
+        state = SlotState.LENT if band == Slot.Band.FLEX and kept == "lent" else SlotState.HOME
+        found.setdefault(pool_id, []).append(
+            FlexSlot(name=name, band=Band(band), state=state, batch_efficiency=worth.get(pool_id, 1.0))
         )
     return found
 

@@ -32,6 +32,9 @@ class StorageError(Exception):
     """The file store cannot be used now: it is away, it refuses the key, the bucket is not there, the disk is full."""
 
 
+LOST: Final = "The file store no longer has this file, though it should be kept. Tell your operator."
+
+
 @contextmanager
 def _told() -> Iterator[None]:
     """Faults of the store as StorageError, with what to look at; a file that is not there stays FileNotFoundError."""

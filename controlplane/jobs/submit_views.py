@@ -16,15 +16,18 @@ from django.utils import timezone
 from django.views.decorators.cache import never_cache
 
 from controlplane.audit.actors import actor_of
-from controlplane.jobs import batch_actions, listing, page_uploads
+from controlplane.audit.forms import take_errors
+from controlplane.jobs import batch_actions, listing
+from controlplane.jobs.batch_actions import BatchOrder
 from controlplane.jobs.batch_import import ERRORS_MOST
-from controlplane.jobs.forms import SubmitForm, take_errors
+from controlplane.jobs.forms import FIELD_OF, SubmitForm
 from controlplane.jobs.models import Batch
+from controlplane.jobs.openai_form import file_id
 from controlplane.jobs.storage import StorageError
-from controlplane.tenants.access import may, member_of, requires
+from controlplane.jobs.uploads import store
+from controlplane.tenants.access import may, requires
 from controlplane.tenants.models import Tenant
-from controlplane.tenants.queries import visible_tenants
-from controlplane.tenants.roles import Role
+from controlplane.tenants.queries import sees_all_tenants, visible_tenants
 
 log = logging.getLogger(__name__)
 
@@ -35,13 +38,11 @@ PAGE_FILE_BYTES_MOST: Final = 64 * 1024 * 1024
 @requires("job.submit")
 def job_new(request: HttpRequest) -> HttpResponseBase:
     """The form, and on POST the batch of the file that was sent."""
-    tenants = list(visible_tenants(request.user).filter(state=Tenant.State.ACTIVE).order_by("slug"))
-    member = member_of(request.user)
-    choose = member is None or member.role != Role.TENANT
-    if not tenants:
+    first = visible_tenants(request.user).filter(state=Tenant.State.ACTIVE).first()
+    if first is None:
         return render(request, "jobs/new.html", {"form": None, "nav_section": "jobs"})
     posted = (request.POST, request.FILES) if request.method == "POST" else ()
-    form = SubmitForm(*posted, tenants=tenants, choose=choose)
+    form = SubmitForm(*posted, only=None if sees_all_tenants(request.user) else first)
     if form.is_bound and form.is_valid():
         _check_size(form)
         batch = None if form.errors else _submit(request, form)
@@ -68,19 +69,19 @@ def _submit(request: HttpRequest, form: SubmitForm) -> Batch | None:
     now, actor = timezone.now(), actor_of(request)
     sent = form.cleaned_data["file"]
     try:
-        file = page_uploads.store(tenant=form.owner, name=sent.name, pieces=sent.chunks(), actor=actor, now=now)
+        file = store(tenant=form.owner, filename=sent.name, pieces=sent.chunks(), actor=actor, now=now)
     except StorageError as error:
         log.error("a file was not stored: %s", error)
         form.add_error("file", "The file store does not answer, so nothing was stored. Try again later.")
         return None
     try:
-        return page_uploads.submit(
-            tenant=form.owner, file=file, endpoint=form.cleaned_data["endpoint"], metadata=form.metadata(),
-            actor=actor, now=now,
-        )  # fmt: skip
+        order = BatchOrder(
+            input_file_id=file_id(file), endpoint=form.cleaned_data["endpoint"], metadata=form.metadata()
+        )
+        return batch_actions.submit_batch(tenant=form.owner, key=None, order=order, actor=actor, now=now)
     except ValidationError as error:
-        take_errors(form, error)
-        batch_actions.delete_file(tenant=form.owner, file_id=f"file-{file.uuid.hex}", actor=actor, now=now)
+        take_errors(form, error, FIELD_OF)
+        batch_actions.delete_file(tenant=form.owner, file_id=file_id(file), actor=actor, now=now)
         return None
 
 

@@ -8,36 +8,37 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import uuid
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any, Final
 
 import msgspec
 from django.conf import settings
-from django.db import OperationalError, close_old_connections, transaction
+from django.db import OperationalError, close_old_connections
 from django.utils import timezone
 from python_multipart.exceptions import MultipartParseError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
-from controlplane.audit.actions import record
-from controlplane.audit.actors import Actor
-from controlplane.jobs.batch_actions import file_expiry
-from controlplane.jobs.key_authentication import key_of
+from controlplane.jobs import uploads
+from controlplane.jobs.key_authentication import actor_of_key, key_of
 from controlplane.jobs.models import StoredFile
 from controlplane.jobs.openai_form import error_form, file_form
-from controlplane.jobs.storage import StorageError, Writing
+from controlplane.jobs.storage import StorageError, Writing, Written
 from controlplane.tenants.models import ApiKey, Tenant
 
 log = logging.getLogger(__name__)
 
 PATH: Final = "/v1/files"
 FIELD_BYTES_MOST: Final = 1_000
-FILENAME_MOST: Final = 200
 STALL_S: Final = 60.0
+BYTES_PER_S_LEAST: Final = 16 * 1024
+"""On average, after STALL_S: who sends a byte now and then would keep one of the few places for ever."""
 UPLOADS_MOST: Final = 8
+UPLOADS_OF_TENANT_MOST: Final = 4
+"""Half of the places: a tenant that takes all it gets leaves room for the others."""
 
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
@@ -119,7 +120,7 @@ class Form:
             return
         if self.filename is not None:
             raise Refusal(400, "Send one file.", code="invalid_form")
-        self.filename = self._part.filename.replace("\x00", "")[-FILENAME_MOST:] or "upload.jsonl"
+        self.filename = self._part.filename
 
     def _data(self, data: bytes, start: int, end: int) -> None:
         if self._part.name == "file":
@@ -138,6 +139,7 @@ class UploadDoor:
         self._fallback = fallback
         self._threads = ThreadPoolExecutor(UPLOADS_MOST, thread_name_prefix="upload")
         self._running = 0
+        self._of_tenant: Counter[int] = Counter()
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
         upload = scope["type"] == "http" and scope["method"] == "POST" and scope["path"].rstrip("/") == PATH
@@ -182,25 +184,40 @@ class UploadDoor:
         declared = headers.get(b"content-length", b"0")
         if declared.isdigit() and int(declared) > limit + 65_536:
             raise _too_large(limit)
-        row = await self._blocking(_reserve, key)
-        writing = await self._blocking(Writing, row.path)
-        with writing:
-            form = await self._read(receive, boundary, writing, limit)
-            _check(form)
-            written = await self._blocking(writing.finish)
-        for name in ("size_bytes", "digest", "lines"):
-            setattr(row, name, getattr(written, name))
-        row.filename = form.filename or ""
-        return await self._blocking(_publish, row, key)
+        with self._place_of(key.tenant):
+            row = await self._blocking(_begin, key)
+            writing = await self._blocking(Writing, row.path)
+            with writing:
+                form = await self._read(receive, boundary, writing, limit)
+                _check(form)
+                written = await self._blocking(writing.finish)
+            return await self._blocking(_publish, row, written, form.filename or "", key)
+
+    @contextmanager
+    def _place_of(self, tenant: Tenant) -> Iterator[None]:
+        """One of the places of a tenant in this process."""
+        if self._of_tenant[tenant.pk] >= UPLOADS_OF_TENANT_MOST:
+            message = f"{UPLOADS_OF_TENANT_MOST} uploads of {tenant.slug} run already. Wait until one of them ends."
+            raise Refusal(429, message, code="too_many_uploads", kind="rate_limit_error")
+        self._of_tenant[tenant.pk] += 1
+        try:
+            yield
+        finally:
+            self._of_tenant[tenant.pk] -= 1
 
     async def _read(self, receive: Receive, boundary: bytes, writing: Writing, limit: int) -> Form:
         pieces: list[bytes] = []
         form = Form(boundary, pieces.append)
+        clock, received = asyncio.get_running_loop().time, 0
+        began = clock()
         while True:
             async with asyncio.timeout(STALL_S):
                 message = await receive()
             if message["type"] == "http.disconnect":
                 raise Refusal(400, "The connection ended inside the body.", code="invalid_form")
+            received += len(message.get("body", b""))
+            if (passed_s := clock() - began) > STALL_S and received < passed_s * BYTES_PER_S_LEAST:
+                raise Refusal(408, f"Send at least {BYTES_PER_S_LEAST:,} bytes a second.", code="too_slow")
             form.feed(message.get("body", b""))
             more = message.get("more_body", False)
             if pieces and (not more or sum(map(len, pieces)) >= 1024 * 1024):
@@ -256,29 +273,9 @@ def _check(form: Form) -> None:
         raise Refusal(400, "The form has no file.", code="invalid_form")
 
 
-def _reserve(key: ApiKey) -> StoredFile:
-    """The row of an upload that begins: what never ends is found by it, and erased."""
-    now = timezone.now()
-    name = uuid.uuid4()
-    return StoredFile.objects.create(
-        uuid=name, tenant=key.tenant, purpose=StoredFile.Purpose.BATCH, filename="", path=f"{key.tenant_id}/in/{name}",
-        created_by=f"key {key.public_id}", created_at=now, expires_at=file_expiry(now),
-    )  # fmt: skip
+def _begin(key: ApiKey) -> StoredFile:
+    return uploads.begin(tenant=key.tenant, actor=actor_of_key(key), now=timezone.now())
 
 
-def _publish(row: StoredFile, key: ApiKey) -> dict[str, Any]:
-    with transaction.atomic():
-        row.ready_at = _entered(row, key, timezone.now())
-    return file_form(row)
-
-
-def _entered(row: StoredFile, key: ApiKey, now: datetime) -> datetime:
-    StoredFile.objects.filter(pk=row.pk).update(
-        size_bytes=row.size_bytes, digest=row.digest, lines=row.lines, filename=row.filename, ready_at=now
-    )
-    record(
-        actor=Actor(id=None, name=f"key {key.public_id}", role="tenant", request_id=""), action="file.upload",
-        noun="file", object_id=row.uuid, now=now, tenant_slug=key.tenant.slug,
-        after={"filename": row.filename, "size_bytes": row.size_bytes, "digest": row.digest},
-    )  # fmt: skip
-    return now
+def _publish(row: StoredFile, written: Written, filename: str, key: ApiKey) -> dict[str, Any]:
+    return file_form(uploads.publish(row, written, filename=filename, actor=actor_of_key(key), now=timezone.now()))

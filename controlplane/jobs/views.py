@@ -25,7 +25,6 @@ log = logging.getLogger(__name__)
 
 STATES = ("open", "missed", "parked", "running", "importing", "completed", "cancelled", "expired", "failed")
 SORTS = ("attention", "newest")
-LINE_MOST = 2**31
 PARKED_PER_PAGE = 25
 
 
@@ -92,9 +91,10 @@ def job(request: HttpRequest, job_uuid: uuid.UUID) -> HttpResponseBase:
     }  # fmt: skip
     if request.headers.get("HX-Request"):
         return render(request, "jobs/_progress.html", context)
-    after = request.GET.get("after", "0")
-    if not after.isdigit() or int(after[:12]) >= LINE_MOST:
-        return HttpResponseBadRequest("Write the number of a line as after.")
+    try:
+        after = item_queries.line_of(request.GET.get("after", "0"))
+    except ValueError as error:
+        return HttpResponseBadRequest(f"after: {error}")
     writes = may(request.user, "job.write")
     context |= {
         # other tenants' work is behind these numbers: for staff only
@@ -105,7 +105,7 @@ def job(request: HttpRequest, job_uuid: uuid.UUID) -> HttpResponseBase:
         "may_retry": writes and facts.may_retry,
         "may_extend": writes and row.state == Job.State.RUNNING and row.deadline is not None,
         "page_state": "bad" if facts.status.standing == "missed" else "",
-        **_parked(row, int(after)),
+        **_parked(row, after),
     }
     return render(request, "jobs/job.html", context)
 
@@ -130,7 +130,10 @@ def job_file(request: HttpRequest, job_uuid: uuid.UUID, which: str) -> HttpRespo
         raise Http404("There is no such file.")
     try:
         storage.look_for(found.row.path)
-    except (storage.StorageError, FileNotFoundError) as error:
+    except FileNotFoundError as error:
+        log.error("a file of job %s is lost: %s", row.uuid, error)
+        return HttpResponse(storage.LOST, status=404, content_type="text/plain; charset=utf-8")
+    except storage.StorageError as error:
         log.error("a file of job %s was not sent: %s", row.uuid, error)
         text = "The file store does not answer; the file is not lost. Try again later, or ask your operator."
         return HttpResponse(text, status=503, content_type="text/plain; charset=utf-8")

@@ -25,6 +25,11 @@ class SimulatedBand(FlexBand):
         # The host asks of an engine no more than a simulator has too.
         host = LoggingHost(cast("Engine", simulator), simulator)
         super().__init__(Path(), host, now_us, now_us)
+        self._simulator = simulator
+
+    def _follow(self) -> None:
+        super()._follow()
+        self._simulator.slots_away = self.any_lent or self.any_draining
 
     def _load(self) -> dict[str, StoredSlot]:
         return {}

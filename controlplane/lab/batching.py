@@ -20,7 +20,7 @@ from controlplane.lab.summary import nearest_rank
 SIZES: Final = (1, 2, 4, 8, 16, 32, 64)
 WAITS_MS: Final = (0.0, 2.0, 5.0, 10.0, 25.0, 50.0)
 KNEE_SHARE: Final = 0.95
-NEVER_US: Final = 1 << 62
+NEVER_US: Final = 1 << 61
 REQUESTS_MAX: Final = 1_000_000
 
 

@@ -66,7 +66,7 @@ class Autoscaler:
 
     def _look(self) -> None:
         simulator, elastic = self._simulator, self._elastic
-        if simulator.all_arrived and not simulator.calls:
+        if simulator.all_arrived and not simulator.scheduler.requests:
             return
         now_us = simulator.now_us()
         simulator.at(now_us + elastic.every_us, self._look)
@@ -95,10 +95,10 @@ class Autoscaler:
 
     def _mean_us(self, at_us: int) -> float:
         """Slot time of a request: the mean of those that ended, else what the service model says of the first ones."""
-        simulator, columns = self._simulator, self._simulator.columns
+        simulator, seen = self._simulator, self._simulator.rows
         arrived = bisect_right(self._arrivals_us, at_us)
-        while self._looked < arrived and columns.ended_us[self._rows[self._looked]] >= 0:
-            gpu_us = columns.gpu_us[self._rows[self._looked]]
+        while self._looked < arrived and seen.ended_us[self._rows[self._looked]] >= 0:
+            gpu_us = seen.gpu_us[self._rows[self._looked]]
             self._looked += 1
             if gpu_us > 0:
                 self._learnt += 1

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from controlplane.agent.engine import ATTEMPTS_MAX
 from controlplane.core.idle_time import IdleCause
@@ -172,7 +172,7 @@ class Faults:
         self.broken += 1
         simulator.scheduler.set_slot(failure.slot, now_us, ready=False)
         for request in sorted(slot.running.values(), key=lambda request: request.order):
-            self._fail(simulator.calls[int(request.id)], now_us)
+            self._fail(cast(Call, request.call), now_us)
         simulator.timeline.away(slot.index, IdleCause.BROKEN, now_us)
         simulator.pump(now_us)
 

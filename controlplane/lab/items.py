@@ -14,7 +14,7 @@ from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Final
 
 from controlplane.agent.item_calls import unbounded_queue
-from controlplane.agent.item_room import Held, Room, ServiceRate, room_of
+from controlplane.agent.item_room import NONE, Held, Room, ServiceRate, room_of
 from controlplane.agent.items import HEADS, QUEUED_MAX, REPORT_EVERY_US, RETRY_US
 from controlplane.core.admission import Decision, decide
 from controlplane.core.admission_snapshot import ClassView, KeyView
@@ -23,13 +23,13 @@ from controlplane.core.estimate import raw_gpu_us
 from controlplane.core.flex_snapshot import BatchJob
 from controlplane.core.reasons import Outcome
 from controlplane.core.slots import ClassKind
-from controlplane.lab.calls import Call, Columns
+from controlplane.lab.calls import Call, Columns, Rows
 
 if TYPE_CHECKING:
     from controlplane.lab.pool_control import PoolControl
     from controlplane.lab.simulator import Simulator
 
-BEST_EFFORT_US: Final = 1 << 62
+BEST_EFFORT_US: Final = 1 << 61
 LEARNT_ENDS: Final = 20
 """So many items have to end before what they cost is believed."""
 
@@ -58,13 +58,18 @@ class SimulatedJob:
         self.spec = spec
         self.deadline_us = None if spec.deadline_us is None else start_us + spec.deadline_us
         self.waiting: deque[int] = deque(range(len(spec.prompts)))
-        self.columns = Columns(len(spec.prompts))
+        self.rows = Rows(len(spec.prompts))
         self.failures = bytearray(len(spec.prompts))
         self.done = self.parked = 0
         self.learnt = self.learnt_us = 0
         self.finished_us: int | None = None
         self._mean_prompt = sum(spec.prompts) // len(spec.prompts)
         self._mean_output = sum(spec.outputs) // len(spec.outputs)
+
+    @property
+    def columns(self) -> Columns:
+        """What became of its items so far."""
+        return self.rows.columns()
 
     @property
     def unfinished(self) -> int:
@@ -147,6 +152,8 @@ class LabItems:
     def room(self, now_us: int) -> Room:
         """How many more items the agent takes."""
         self._reported_us, self._more = now_us, False
+        if not self.jobs:
+            return NONE
         slots, places = self._capacity()
         if self.simulator.flex.any_draining:
             places = 0
@@ -155,6 +162,8 @@ class LabItems:
 
     def lease(self, room: Room, now_us: int) -> None:
         """The control plane leases what there is room for, the earliest deadline first."""
+        if not self.jobs:
+            return
         left, gpu_us = room.items, room.gpu_us
         ordered = sorted(
             self._submitted, key=lambda job: BEST_EFFORT_US if job.deadline_us is None else job.deadline_us
@@ -211,11 +220,12 @@ class LabItems:
         if counter is not None and not counter.has_room():
             return False
         output = spec.outputs[row]
-        asked = min(output, klass.policy.max_output_tokens)
-        columns = item.job.columns
-        call = Call(simulator.next_serial(), columns, row, klass, tenant, spec.prompts[row], output, asked, item)
-        if columns.arrived_us[row] < 0:
-            columns.arrived_us[row] = now_us
+        asked = min(output, klass.max_output_tokens)
+        rows = item.job.rows
+        call = Call(simulator.next_serial(), rows, row, klass, tenant, spec.prompts[row], output, asked, item)
+        if rows.arrived_us[row] < 0:
+            rows.arrived_us[row] = now_us
+            rows.changed()
         snapshot = simulator.snapshot(call, klass, now_us)
         view = self._views.get(spec.class_slug)
         if view is None:

@@ -1,20 +1,23 @@
 """`lab live`: the three stages of the interference test as real HTTP load at an agent, with the simulator beside them.
 
-Interactive alone, at each of the given rates until one misses; batch alone; both. Each stage begins with a warm-up that
-is kept in the raw results and counts in no figure. Then the service curve is calibrated from what was measured alone,
-and the simulator is given the same arrivals, the fleet and that curve.
+Interactive alone, at each of the given rates until one misses, then between the last that met and the one that missed
+until the highest rate that meets is known as exactly as was asked; batch alone; both at that rate. Each stage begins
+with a warm-up that is kept in the raw results and counts in no figure. Then the service curve is calibrated from what
+was measured alone, and the simulator is given the same arrivals, the fleet and that curve.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import platform
 import shutil
 import subprocess
 from argparse import ArgumentParser
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,6 +41,7 @@ from controlplane.wire.policy import PolicyDocument
 ALONE, BATCH_ALONE, BOTH = "interactive alone", "batch alone", "both"
 SECONDS_MAX: Final = 3_600.0
 AT_ONCE_MAX: Final = 1_024
+PRECISION_LEAST: Final = 0.001
 NOTE: Final = "measured over HTTP at a real agent; the columns beside it are simulated"
 
 
@@ -52,6 +56,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--batch", metavar="FILE", help="requests that batch repeats")
     parser.add_argument("--at-once", type=int, default=8, help="batch requests at once")
     parser.add_argument("--rates", type=float, nargs="+", default=[1.0], help="times the trace's rate, in this order")
+    parser.add_argument(
+        "--precision", type=float, default=0.1, help="between the highest rate that met and the lowest that missed"
+    )
     parser.add_argument("--seconds", type=float, default=60.0, help="of a stage, after its warm-up")
     parser.add_argument("--warm-up", type=float, default=10.0, help="seconds of a stage that count in no figure")
     parser.add_argument("--objective-ms", type=float, default=700.0, help="time to first token")
@@ -81,8 +88,6 @@ async def measured(options: Mapping[str, Any]) -> dict[str, Any]:
     batch = read_use(read_trace_use(options["batch"]), options["seed"]).requests if options["batch"] else ()
     length_us = round((options["warm_up"] + options["seconds"]) * 1e6)
     every: list[Seen] = []
-    ladder: list[dict[str, Any]] = []
-    best = 0.0
     with options["raw"].open("wb") as raw:
 
         async def stage(name: str, rate: float | None, *, with_batch: bool) -> list[Seen]:
@@ -94,17 +99,13 @@ async def measured(options: Mapping[str, Any]) -> dict[str, Any]:
             every.extend(seen)
             return seen
 
-        found: dict[str, list[Seen]] = {}
-        for rate in options["rates"]:
-            name = f"{ALONE}, {rate:g} times"
-            figures = _figures(await stage(name, rate, with_batch=False), options)
-            ladder.append({"rate": rate, "met": figures["met"], **figures})
-            if not figures["met"]:
-                break
-            best, found[ALONE] = rate, [one for one in every if one.stage == name]
-        if not found:
-            found[ALONE] = list(every)
+        async def alone(rate: float) -> dict[str, Any]:
+            return _figures(await stage(alone_at(rate), rate, with_batch=False), options)
+
+        probes = await climb(options["rates"], options["precision"], alone)
+        best, found = probes.highest_met, {}
         offered = best or options["rates"][0]
+        found[ALONE] = [one for one in every if one.stage == alone_at(offered)]
         if batch:
             found[BATCH_ALONE] = await stage(BATCH_ALONE, None, with_batch=True)
             found[BOTH] = await stage(BOTH, offered, with_batch=True)
@@ -117,11 +118,59 @@ async def measured(options: Mapping[str, Any]) -> dict[str, Any]:
         "note": NOTE, "agent": target.address, "model": target.model, "seed": options["seed"],
         "warm_up_s": options["warm_up"], "seconds": options["seconds"],
         "objective": {"ttft_ms": options["objective_ms"], "target": options["target"]},
-        "highest_rate_met": best or None, "rates": ladder, "stages": stages,
+        "highest_rate_met": best, "lowest_rate_missed": probes.lowest_missed, "precision": options["precision"],
+        "rates": probes.rows, "stages": stages,
         "calibration": None if calibration is None else calibration.told(),
         "simulated_on": None if calibration is None else calibration.model().described(),
         "machine": machine(options["machine"]), "raw": str(options["raw"]), "requests": len(every),
     }  # fmt: skip
+
+
+def alone_at(rate: float) -> str:
+    """Name of the stage in which interactive is alone at so many times its rate."""
+    return f"{ALONE}, {rate:g} times"
+
+
+@dataclass(slots=True)
+class Probes:
+    """The rates that were tried, in this order, each with its figures and whether the rungs or the halving named it."""
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    highest_met: float | None = None
+    lowest_missed: float | None = None
+
+    def take(self, rate: float, figures: Mapping[str, Any], *, halved: bool) -> bool:
+        """Whether it met."""
+        met = bool(figures["met"])
+        self.rows.append({**figures, "rate": rate, "halved": halved})
+        if met:
+            self.highest_met = rate
+        else:
+            self.lowest_missed = rate
+        return met
+
+    def middle(self, precision: float) -> float | None:
+        """The rate between the two in ratio, to six digits; None where they are near enough or one is not known."""
+        low, high = self.highest_met, self.lowest_missed
+        if low is None or high is None or high <= low * (1 + precision):
+            return None
+        return float(f"{(low * high) ** 0.5:.6g}")
+
+
+async def climb(
+    rates: Sequence[float], precision: float, probe: Callable[[float], Awaitable[Mapping[str, Any]]]
+) -> Probes:
+    """Each rate in its order until one misses, then the gap under it by halving in ratio, until it is narrow enough.
+
+    Where the first one misses nothing is halved: no rate is known to meet.
+    """
+    found = Probes()
+    for rate in rates:
+        if not found.take(rate, await probe(rate), halved=False):
+            break
+    while (middle := found.middle(precision)) is not None:
+        found.take(middle, await probe(middle), halved=True)
+    return found
 
 
 def _check(options: Mapping[str, Any]) -> None:
@@ -131,6 +180,8 @@ def _check(options: Mapping[str, Any]) -> None:
         raise ValueError(f"--target lies between 0 and 1, --at-once between 1 and {AT_ONCE_MAX}")
     if not options["rates"] or min(options["rates"]) <= 0:
         raise ValueError("--rates are above 0")
+    if not PRECISION_LEAST <= options["precision"] < math.inf:
+        raise ValueError(f"--precision is {PRECISION_LEAST:g} or more: 0.1 is a tenth")
 
 
 def _target(options: Mapping[str, Any]) -> Target:
@@ -326,7 +377,13 @@ def text(answer: Mapping[str, Any]) -> str:
     ]
     for row in answer["rates"]:
         met = "met" if row["met"] else "MISSED"
-        lines.append(f"interactive alone, {row['rate']:g} times: {say(row['attained'])} attained, {met}")
+        lines.append(f"{alone_at(row['rate'])}: {say(row['attained'])} attained, {met}")
+    highest, missed = answer["highest_rate_met"], answer["lowest_rate_missed"]
+    if highest is None:
+        lines.append("no rate met the objective: begin lower")
+    else:
+        above = "none that was tried missed" if missed is None else f"{missed:g} times missed"
+        lines.append(f"highest rate that met the objective: {highest:g} times; {above}")
     for name, stage in answer["stages"].items():
         lines += ["", f"{name:<24}{'measured':>14}{'simulated':>14}"]
         for path, title in FIGURES:

@@ -13,10 +13,10 @@ from typing import Final
 
 from controlplane.agent.item_room import Room
 from controlplane.agent.live_figures import ADMITTED, waiting_ages
-from controlplane.core.flex import decide
+from controlplane.core.flex import decide, has_nothing_to_do
 from controlplane.core.flex_decision import EVENT_OF_ACTION, FlexAction, FlexActionKind, RecallReason
-from controlplane.core.flex_marks import FlexMarks, observe, remember
-from controlplane.core.flex_snapshot import FlexSlot, FlexSnapshot, InteractiveFigures
+from controlplane.core.flex_marks import FlexMarks, at_rest, observe, remember
+from controlplane.core.flex_snapshot import BatchJob, FlexSlot, FlexSnapshot, InteractiveFigures
 from controlplane.core.histogram import Histogram
 from controlplane.core.slot_states import BORROWED, Band, SlotEvent, SlotState, apply_event
 from controlplane.core.slots import ClassKind
@@ -105,6 +105,7 @@ class PoolControl:
         self.bands = {slot.name: Band(slot.band) for slot in pool.slots}
         lends = pool.isolation == "reserved"
         self.grants = {slot.name: HeldGrant(slot.id) for slot in pool.slots if lends and slot.band == Band.FLEX}
+        self._told: dict[str, FlexSlot] = {}
         self._lent: dict[str, Loan] = {}
         self.marks = FlexMarks()
         self.loans: list[Loan] = []
@@ -137,7 +138,7 @@ class PoolControl:
 
     def finished(self) -> bool:
         """Nothing arrives, waits or runs any more."""
-        return self.simulator.all_arrived and not self.simulator.calls and not self.items.unfinished
+        return self.simulator.all_arrived and not self.simulator.scheduler.requests and not self.items.unfinished
 
     # -- reports and answers -------------------------------------------------------------------------------------------
 
@@ -195,13 +196,17 @@ class PoolControl:
 
     def _read(self, now_us: int) -> Said:
         """What `agent.live_figures` says of classes and slots."""
-        simulator, waits, admitted = self.simulator, Histogram(), 0.0
+        simulator, admitted = self.simulator, 0.0
+        waits: Histogram | None = None
         for queue in simulator.scheduler.classes:
             if queue.spec.kind is ClassKind.INTERACTIVE:
                 figures = simulator.figures.of_class(simulator.registry.class_id(queue.spec.slug), now_us)
-                waits.merge(figures.wait.snapshot(now_us))
-                for age_us in waiting_ages(queue, now_us):
-                    waits.record(age_us)
+                recent = figures.wait.snapshot(now_us)
+                if waits is None:
+                    waits = recent
+                else:
+                    waits.merge(recent)
+                waits.record_all(waiting_ages(queue, now_us))
                 admitted += figures.recent.per_s(ADMITTED, now_us)
         slots = {}
         for name in self.grants:
@@ -212,7 +217,7 @@ class PoolControl:
             loan = self._lent.get(name)
             if loan is not None and instants.home_us is not None and held.grant.fence >= loan.fence:
                 loan.stopped_us, loan.home_us = instants.stop_admit_us, instants.home_us
-        return Said(now_us, admitted, waits, slots)
+        return Said(now_us, admitted, Histogram() if waits is None else waits, slots)
 
     # -- the controller ------------------------------------------------------------------------------------------------
 
@@ -224,16 +229,24 @@ class PoolControl:
         if self._said is None:
             return
         self._observe_returns()
-        self.marks, snapshot = observe(self.marks, self._snapshot(now_us, self._said))
-        decision = decide(snapshot)
-        self.marks = remember(self.marks, decision)
-        for action in decision.actions:
-            self._apply(action, now_us)
+        said, jobs, slack = self._said, self.items.backlog(), 1.0
+        p95_us = said.waits.quantile_us(0.95) or 0
+        if has_nothing_to_do([grant.state for grant in self.grants.values()], jobs):
+            # A trip is told of what is lent or on its way home.
+            self.marks = at_rest(
+                self.marks, self.policy, now_us=now_us, p95_queue_us=p95_us, telemetry_at_us=said.at_us
+            )
+        else:
+            self.marks, snapshot = observe(self.marks, self._snapshot(now_us, said, jobs, p95_us))
+            decision = decide(snapshot)
+            self.marks = remember(self.marks, decision)
+            for action in decision.actions:
+                self._apply(action, now_us)
+            slack = max(-1e9, decision.slack)
         self._pending_trips.clear()
         if now_us - (self.samples[-1][0] if self.samples else 0) >= 60 * SECOND_US:
             away = sum(grant.state in BORROWED for grant in self.grants.values())
-            slack = max(-1e9, decision.slack)
-            self.samples.append((now_us, slack, away, snapshot.interactive.p95_queue_us or 0))
+            self.samples.append((now_us, slack, away, p95_us))
 
     def _observe_returns(self) -> None:
         assert self._said is not None
@@ -244,21 +257,20 @@ class PoolControl:
                 grant.state = apply_event(grant.state, SlotEvent.DRAINED)
                 grant.expires_at_us = grant.cancelled_at_us = None
 
-    def _snapshot(self, now_us: int, said: Said) -> FlexSnapshot:
-        p95_us = said.waits.quantile_us(0.95)
+    def _snapshot(self, now_us: int, said: Said, jobs: tuple[BatchJob, ...], p95_us: int) -> FlexSnapshot:
         since_us = now_us - WEEK_US
         return FlexSnapshot(
             now_us=now_us,
             policy=self.policy,
             safe_rate=self.safe_rate,
-            slots=tuple(self._flex_slot(name, band, said) for name, band in self.bands.items()),
+            slots=tuple([self._flex_slot(name, band, said) for name, band in self.bands.items()]),
             interactive=InteractiveFigures(
                 admitted_per_s=said.admitted_per_s,
-                p95_queue_us=0 if p95_us is None else p95_us,
+                p95_queue_us=p95_us,
                 p95_below_since_us=None,
                 telemetry_at_us=said.at_us,
             ),
-            jobs=self.items.backlog(),
+            jobs=jobs,
             lends_this_week=sum(loan.lent_us > since_us for loan in self.loans),
             frozen=any(begin <= now_us - self.simulator.start_us < end for begin, end in self.frozen_us),
             trips=frozenset(name for name, fence in self._pending_trips if self._is_present(name, fence)),
@@ -272,10 +284,25 @@ class PoolControl:
         return grant.state in BORROWED and fence == grant.fence - 1
 
     def _flex_slot(self, name: str, band: Band, said: Said) -> FlexSlot:
-        grant = self.grants.get(name)
+        """The one told last time, where nothing about it is new."""
+        grant, known = self.grants.get(name), self._told.get(name)
         if grant is None:
-            return FlexSlot(name=name, band=band)
-        return FlexSlot(
+            if known is None:
+                known = self._told[name] = FlexSlot(name=name, band=band)
+            return known
+        running_us = said.slots[name][3]
+        if (
+            known is not None
+            and known.state is grant.state
+            and known.fence == grant.fence
+            and known.lent_at_us == grant.lent_at_us
+            and known.grant_expires_at_us == grant.expires_at_us
+            and known.recalled_at_us == grant.recalled_at_us
+            and known.cancelled_at_us == grant.cancelled_at_us
+            and known.running_batch_gpu_us == running_us
+        ):
+            return known
+        made = self._told[name] = FlexSlot(
             name=name,
             band=band,
             state=grant.state,
@@ -284,9 +311,10 @@ class PoolControl:
             grant_expires_at_us=grant.expires_at_us,
             recalled_at_us=grant.recalled_at_us,
             cancelled_at_us=grant.cancelled_at_us,
-            running_batch_gpu_us=said.slots[name][3],
+            running_batch_gpu_us=running_us,
             cancellable=self._cancellable,
         )
+        return made
 
     def _apply(self, action: FlexAction, now_us: int) -> None:
         grant = self.grants[action.slot]

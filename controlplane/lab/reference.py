@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Final
 
-NEVER: Final = 1 << 62
+NEVER: Final = 1 << 61
 FREED: Final = (1 << 40) - 1
 """Low bits of an entry of the heap of ends: the request; the high bits are the instant."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 from controlplane.agent.backends.curves import ServiceCurve
 
@@ -34,7 +34,10 @@ class Constants:
     base_us: int
     prompt_us: int
     output_us: int
-    prefill_stalls: ClassVar[bool] = False
+
+    @property
+    def prefill_stalls(self) -> bool:
+        return False
 
     def parts(self, prompt: int, output: int, running: int) -> tuple[int, int]:
         return self.base_us + prompt * self.prompt_us, output * self.output_us
@@ -52,8 +55,11 @@ class Tables:
     """
 
     curve: ServiceCurve
-    prefill_stalls: ClassVar[bool] = True
     _step_us: dict[int, int] = field(default_factory=dict, compare=False)
+
+    @property
+    def prefill_stalls(self) -> bool:
+        return True
 
     def parts(self, prompt: int, output: int, running: int) -> tuple[int, int]:
         step_us = self._step_us.get(running)

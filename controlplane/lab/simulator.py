@@ -13,29 +13,32 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from heapq import heappop, heappush
-from typing import Final
+from typing import Final, cast
 
-from controlplane.agent.live_figures import ADMITTED, Figures
+from controlplane.agent.live_figures import ADMITTED, ClassFigures, Figures
 from controlplane.agent.registry import ClassEntry, Registry, TenantEntry
 from controlplane.agent.rescheduling import build
 from controlplane.agent.safe_rate import own_safe_rate
-from controlplane.core.admission import AdmissionDecision, Decision, decide, reserve
+from controlplane.core.admission import WAIT_REASONS, AdmissionDecision, Decision, decide, reserve
 from controlplane.core.admission_snapshot import KeyView, Overload, Snapshot
-from controlplane.core.estimate import DemandEstimate, raw_gpu_us
+from controlplane.core.estimate import raw_gpu_us, rounded
 from controlplane.core.flex_policy import FlexPolicy
 from controlplane.core.grants import BatchAttempt, fits_loan
+from controlplane.core.native import i64
 from controlplane.core.queued_request import QueuedRequest
 from controlplane.core.reasons import OUTCOME_CODES, Outcome, Reason
 from controlplane.core.slot_meter import SlotMeter
 from controlplane.core.slots import RunningSlot
 from controlplane.lab.band import SimulatedBand
-from controlplane.lab.calls import Call, Columns
-from controlplane.lab.service import ServiceModel
+from controlplane.lab.calls import Call, Columns, Rows
+from controlplane.lab.ends import Ends
+from controlplane.lab.prefills import Prefills
+from controlplane.lab.service import Constants, ServiceModel
 from controlplane.lab.timeline import Timeline
 from controlplane.lab.workload import Workload
 from controlplane.wire.policy import PolicyDocument
 
-NEVER_US: Final = 1 << 62
+NEVER_US: Final = 1 << 61
 STEP_US: Final = 50_000
 """Between an agent's steps, as `agent.engine` has it."""
 START_US: Final = 1_800_000_000_000_000
@@ -43,7 +46,6 @@ START_US: Final = 1_800_000_000_000_000
 COMPLETED_CODE: Final = OUTCOME_CODES[Outcome.COMPLETED]
 REJECT: Final = Decision.REJECT
 MAY_DOWNGRADE: Final = Overload.DOWNGRADE
-WAIT_REASONS: Final = frozenset({Reason.QUEUE_FULL, Reason.WAIT_TOO_LONG})
 
 
 class Simulator:
@@ -66,40 +68,45 @@ class Simulator:
         self.key = KeyView()
         self.figures = Figures()
         self.timeline = Timeline([(slot.name, slot.band) for slot in own], start_us)
-        self.meters = [SlotMeter() for _ in own]
-        self.calls: dict[int, Call] = {}
-        self.columns = Columns(len(workload))
+        self.meters = [SlotMeter(by_minute=False) for _ in own]
+        self.rows = Rows(len(workload))
         self.refused: Counter[tuple[str, str, Reason]] = Counter()
         """By tenant, class and reason."""
-        self.outcomes: Counter[Outcome] = Counter()
+        self._ended = [0] * (max(OUTCOME_CODES.values()) + 1)
+        """Ends by the code of their outcome."""
         self.preempted = 0
         self.items_queued = 0
         """Items of jobs in the queue of their class."""
-        by_slug = {tenant.policy.slug: tenant for tenant in self.registry.tenants.values()}
+        by_slug = {tenant.slug: tenant for tenant in self.registry.tenants.values()}
         self._tenant_by_slug = by_slug
+        self._class_of, self._tenant_of = workload.class_of, workload.tenant_of
+        self._prompt, self._output, self._asked = workload.prompt, workload.output, workload.asked
         self._tenants = [by_slug[slug] for slug in workload.tenants]
         self._classes = [self.registry.classes[slug] for slug in workload.classes]
         self._class_index = {queue.spec.slug: queue.index for queue in self.scheduler.classes}
-        self._serial = 0
-        self._run = 0
-        self._ends: list[tuple[int, int, int]] = []
-        """(instant, run, serial); a run that was cancelled is skipped when it comes up."""
-        self._prefill_stalls = service.prefill_stalls
-        self._prefill_us = [0] * len(own)
-        """By slot: how much prefill was begun there, where that stalls the others."""
-        self._prefill_free_us = [0] * len(own)
-        """By slot: when the last of it ends."""
+        self._serial = self._run = self._agenda_number = 0
+        self._ends = Ends()
+        """What runs, in the order in which it ends."""
+        self._constants = service if isinstance(service, Constants) else None
+        """The service model where it is the plain one: compiled code calls it without asking what it is."""
+        self._prefills = Prefills(len(own)) if service.prefill_stalls else None
         self._agenda: list[tuple[int, int, Callable[[], None]]] = []
-        self._agenda_number = 0
+        self._agenda_us: i64 = NEVER_US
+        """Instant of the first of them."""
         self._stage_due_us = NEVER_US
         """No running request is past its stage timeout before this instant."""
         self._pumping = False
         flex = document.pool.flex
         self.drain_bound_us = flex.drain_bound_s * 1_000_000
+        self.slots_away = False
+        """Whether a flex slot is lent or on its way home; the band sets it."""
         self.flex = SimulatedBand(self, self.now_us)
         self.flex.configure(own, FlexPolicy(lend_p95_us=flex.lend_p95_ms * 1000, drain_bound_us=self.drain_bound_us))
         self._watched = bool(self.flex.slots)
         """Whether anybody reads the figures that lending depends on."""
+        self._figured: ClassEntry | None = None
+        self._class_figures = ClassFigures(start_us)
+        """Those of that class, so that many of one class in a row need not be looked up."""
         self.items_step: Callable[[int], None] | None = None
         self.on_start: Callable[[int, int, int], None] | None = None
         """Told of each attempt: instant, row, slot."""
@@ -121,6 +128,7 @@ class Simulator:
         """Call at an instant, after everything else of it; of one instant in the order of these calls."""
         self._agenda_number += 1
         heappush(self._agenda, (at_us, self._agenda_number, event))
+        self._agenda_us = self._agenda[0][0]
 
     def run(self, until_us: int | None = None) -> None:
         """Until nothing is left to do, or to an instant (counted from the start) which is not passed.
@@ -128,15 +136,18 @@ class Simulator:
         The clock stays at the last thing that was done: what nobody waits for any more is no idle time.
         """
         arrivals, start_us, rows = self.workload.at_us, self.start_us, len(self.workload)
-        ends, agenda, arrive, end = self._ends, self._agenda, self._arrive, self._end
-        last_us = NEVER_US if until_us is None else start_us + until_us
-        row, step_us = 0, start_us + STEP_US
-        next_arrival_us = start_us + arrivals[0] if rows else NEVER_US
+        ends, agenda = self._ends.calls, self._agenda
+        last_us: i64 = NEVER_US if until_us is None else start_us + until_us
+        row: i64 = 0
+        step_us: i64 = start_us + STEP_US
+        next_arrival_us: i64 = start_us + arrivals[0] if rows else NEVER_US
         while True:
-            end_us = ends[0][0] if ends else NEVER_US
+            end_us: i64 = NEVER_US
+            if ends:
+                end_us = ends[0].ends_us
             is_end = end_us <= next_arrival_us
             at_us = end_us if is_end else next_arrival_us
-            agenda_us = agenda[0][0] if agenda else NEVER_US
+            agenda_us = self._agenda_us
             if step_us < at_us and step_us <= agenda_us:
                 due_us = agenda_us if agenda_us < at_us else at_us
                 if due_us == NEVER_US and (self._is_over() or self._is_quiet(due_us)):
@@ -155,32 +166,30 @@ class Simulator:
                 if agenda_us > last_us:
                     break
                 self._now_us = agenda_us
-                heappop(agenda)[2]()
+                event = heappop(agenda)[2]
+                self._agenda_us = agenda[0][0] if agenda else NEVER_US
+                event()
                 continue
             if at_us > last_us:
                 break
             self._now_us = at_us
             if is_end:
-                _, run, serial = heappop(ends)
-                end(serial, run, at_us)
+                self._end(ends[0], at_us)
             else:
-                arrive(row, at_us)
+                self._arrive(row, at_us)
                 row += 1
                 next_arrival_us = start_us + arrivals[row] if row < rows else NEVER_US
         if last_us < NEVER_US:
             self._now_us = last_us
 
     def _is_over(self) -> bool:
-        flex = self.flex
-        return not self.calls and not flex.any_lent and not flex.any_draining and self.items_step is None
+        return not self.scheduler.requests and not self.slots_away and self.items_step is None
 
     def _is_quiet(self, until_us: int) -> bool:
         """Whether no step before an instant would do anything."""
-        flex = self.flex
         return (
             self._stage_due_us >= until_us
-            and not flex.any_lent
-            and not flex.any_draining
+            and not self.slots_away
             and self.items_step is None
             and not self.scheduler.anything_queued()
         )
@@ -188,47 +197,48 @@ class Simulator:
     def _step(self, now_us: int) -> None:
         """What time alone brings, in the order of `agent.engine`."""
         for request in self.scheduler.timed_out(now_us):
-            self.close(self.calls[int(request.id)], Outcome.QUEUE_TIMEOUT)
+            self.close(cast(Call, request.call), Outcome.QUEUE_TIMEOUT)
         if now_us >= self._stage_due_us:
             self._time_stages_out(now_us)
         if self.items_step is not None:
             self.items_step(now_us)
-        if self.flex.any_lent or self.flex.any_draining:
+        if self.slots_away:
             self.flex.step()
         self.pump(now_us)
 
     def _time_stages_out(self, now_us: int) -> None:
-        for call in [call for call in self.calls.values() if call.run]:
+        for call in sorted(self._ends.calls, key=lambda call: call.serial):
             if now_us - call.dispatched_us >= call.klass.stage_timeout_us:
                 self.close(call, Outcome.STAGE_TIMEOUT)
         self._stage_due_us = min(
-            (call.dispatched_us + call.klass.stage_timeout_us for call in self.calls.values() if call.run),
-            default=NEVER_US,
+            (call.dispatched_us + call.klass.stage_timeout_us for call in self._ends.calls), default=NEVER_US
         )
 
     # -- a request's way -----------------------------------------------------------------------------------------------
 
     def _arrive(self, row: int, now_us: int) -> None:
-        work = self.workload
-        klass, asked = self._classes[work.class_of[row]], work.asked[row]
-        if asked > (limit := klass.policy.max_output_tokens):
+        klass, asked = self._classes[self._class_of[row]], self._asked[row]
+        if asked > (limit := klass.max_output_tokens):
             # A client that knows what its class allows.
             asked = limit
         self._serial += 1
         call = Call(
-            self._serial, self.columns, row, klass, self._tenants[work.tenant_of[row]], work.prompt[row],
-            work.output[row], asked,
+            self._serial, self.rows, row, klass, self._tenants[self._tenant_of[row]], self._prompt[row],
+            self._output[row], asked,
         )  # fmt: skip
-        self.columns.arrived_us[row] = now_us
+        self.rows.arrived_us[row] = now_us
         snapshot = self.snapshot(call, klass, now_us)
         if klass.view.overload is MAY_DOWNGRADE:
-            answer = decide(snapshot, lambda: self._fallback(call, now_us))
+            answer = self._decide_with_fallback(call, snapshot, now_us)
         else:
             answer = decide(snapshot)
         if answer.decision is REJECT:
             self._refuse(call, answer, now_us)
         else:
             self.admit(call, snapshot, answer, now_us)
+
+    def _decide_with_fallback(self, call: Call, snapshot: Snapshot, now_us: int) -> AdmissionDecision:
+        return decide(snapshot, lambda: self._fallback(call, now_us))
 
     def _fallback(self, call: Call, now_us: int) -> Snapshot | None:
         slug = call.klass.policy.downgrade_to
@@ -237,47 +247,44 @@ class Simulator:
 
     def snapshot(self, call: Call, klass: ClassEntry, now_us: int) -> Snapshot:
         """As `agent.front_desk` takes it; leaves on the call what follows from the class."""
-        policy, tenant, prompt = klass.policy, call.tenant, call.prompt
-        estimate = self._estimate_of(tenant, klass)
-        max_output = call.asked or min(policy.default_output_tokens, policy.max_output_tokens)
+        tenant, prompt, is_batch = call.tenant, call.prompt, klass.is_batch
+        estimate = self.registry.estimate_for(tenant, klass)
+        max_output = call.asked or klass.output_tokens
         expected = estimate.output_tokens(max_output)
         raw_us = raw_gpu_us(self.registry.rates, prompt, expected)
-        gpu_us = round(estimate.bias * raw_us)
-        preemptible = policy.retry_safe and policy.cancellable
+        gpu_us = rounded(estimate.bias * raw_us)
         call.estimate, call.raw_us, call.gpu_us, call.expected_output = estimate, raw_us, gpu_us, expected
         call.max_output, call.kv_tokens = max_output, prompt + expected
-        may_run_lent, deadline_us = preemptible, None
-        if klass.is_batch:
-            may_run_lent = preemptible or self._fits(call)
-            deadline_us = now_us + policy.default_deadline_s * 1_000_000
+        may_run_lent, deadline_us = klass.safe_to_repeat, None
+        if is_batch:
+            may_run_lent = may_run_lent or self._fits(call)
+            deadline_us = now_us + klass.deadline_us
         call.deadline_us, call.may_run_lent = deadline_us, may_run_lent
         snapshot = Snapshot(
-            now_us, self.key, tenant.view, klass.view, self.registry.card_at(policy.slug, now_us), None, None, prompt,
+            now_us, self.key, tenant.view, klass.view, self.registry.card_at(klass.slug, now_us), None, None, prompt,
             prompt, max_output, expected, 1, klass.stage_timeout_us,
         )  # fmt: skip
         self.scheduler.observe(
             snapshot, kv_tokens=call.kv_tokens, gpu_us=gpu_us, deadline_us=deadline_us, may_run_lent=may_run_lent
         )
-        if klass.is_batch:
+        if is_batch:
             # The first of the agent's own items stand there beside the bound that others have.
             snapshot.queue_depth -= self.items_queued
         return snapshot
 
-    def _estimate_of(self, tenant: TenantEntry, klass: ClassEntry) -> DemandEstimate:
-        return self.registry.estimate_of(tenant.policy.id, klass.policy.id)
-
     def _refuse(self, call: Call, answer: AdmissionDecision, now_us: int) -> None:
-        reason, klass, columns, row = answer.reason, call.klass, call.columns, call.row
+        reason, klass, rows, row = answer.reason, call.klass, call.rows, call.row
         assert reason is not None
-        self.refused[call.tenant.policy.slug, klass.policy.slug, reason] += 1
-        columns.code[row] = reason.code
-        columns.ended_us[row] = now_us
+        self.refused[call.tenant.slug, klass.slug, reason] += 1
+        rows.code[row] = reason.code
+        rows.ended_us[row] = now_us
         if answer.estimated_wait_us is not None:
-            columns.wait_estimate_us[row] = answer.estimated_wait_us
+            rows.wait_estimate_us[row] = answer.estimated_wait_us
         if answer.retry_after_s is not None:
-            columns.retry_s[row] = answer.retry_after_s
+            rows.retry_s[row] = answer.retry_after_s
+        rows.changed()
         if self._watched:
-            figures = self.figures.of_class(klass.policy.id, now_us)
+            figures = self.figures.of_class(klass.id, now_us)
             if reason in WAIT_REASONS and klass.view.max_wait_us is not None:
                 figures.wait.record(klass.view.max_wait_us, now_us)
             if not klass.is_batch:
@@ -290,30 +297,31 @@ class Simulator:
             klass = call.klass = self.registry.classes[answer.served_snapshot.workload_class.slug]
         call.reservation = reserve(snapshot, answer)
         if answer.estimated_wait_us is not None:
-            call.columns.wait_estimate_us[call.row] = answer.estimated_wait_us
-        policy = klass.policy
-        preemptible = policy.retry_safe and policy.cancellable
-        serial = call.serial
+            call.rows.wait_estimate_us[call.row] = answer.estimated_wait_us
+        call.rows.changed()
         call.queued = queued = QueuedRequest(
-            serial, call.tenant.policy.slug, policy.slug, now_us, prompt_tokens=call.prompt,
+            call.request_id, call.tenant.slug, klass.slug, now_us, prompt_tokens=call.prompt,
             output_tokens=call.expected_output, kv_tokens=call.kv_tokens, gpu_us=call.gpu_us,
-            deadline_us=call.deadline_us, preemptible=preemptible,
+            deadline_us=call.deadline_us, preemptible=klass.safe_to_repeat,
             fits_drain=klass.is_batch and call.may_run_lent, streamed=False,
         )  # fmt: skip
-        self.calls[serial] = call
+        queued.call = call
         if self.on_admitted is not None:
             self.on_admitted(now_us)
         if self._watched:
-            self.figures.of_class(policy.id, now_us).recent.add(ADMITTED, now_us)
-        if answer.displaces is not None and (displaced := self.calls.get(int(answer.displaces))) is not None:
-            self.close(displaced, Outcome.DISPLACED)
+            if klass is not self._figured:
+                self._figured, self._class_figures = klass, self.figures.of_class(klass.id, now_us)
+            call.figures = figures = self._class_figures
+            figures.recent.add(ADMITTED, now_us)
+        if answer.displaces is not None and (displaced := self.scheduler.requests.get(answer.displaces)) is not None:
+            self.close(cast(Call, displaced.call), Outcome.DISPLACED)
         if not self._start_at_once(queued, now_us):
             self.scheduler.offer(queued, now_us)
             self.pump(now_us)
 
     def _start_at_once(self, queued: QueuedRequest, now_us: int) -> bool:
         """Start a request that waits for nobody, as the engine does; False where it has to queue."""
-        if self._pumping or self.flex.any_lent or self.flex.any_draining:
+        if self._pumping or self.slots_away:
             return False
         if not self.scheduler.start_at_once(queued, now_us):
             return False
@@ -335,9 +343,9 @@ class Simulator:
         if self._pumping:
             return
         self._pumping = True
-        scheduler, flex = self.scheduler, self.flex
-        if flex.any_lent or flex.any_draining:
-            flex.step()
+        scheduler = self.scheduler
+        if self.slots_away:
+            self.flex.step()
         while scheduler.anything_queued():
             request = scheduler.next_dispatch(now_us)
             if request is not None:
@@ -347,13 +355,12 @@ class Simulator:
             if not victims:
                 break
             for victim in victims:
-                self.requeue(self.calls[int(victim.id)])
+                self.requeue(cast(Call, victim.call))
         self._pumping = False
 
     def _dispatch(self, request: QueuedRequest, now_us: int) -> None:
-        serial, slot_index = int(request.id), request.slot_index
-        call = self.calls[serial]
-        columns, row, klass = call.columns, call.row, call.klass
+        call, slot_index = cast(Call, request.call), request.slot_index
+        rows, row, klass = call.rows, call.row, call.klass
         self._run = run = self._run + 1
         if self.on_start is not None:
             self.on_start(now_us, row, slot_index)
@@ -361,41 +368,38 @@ class Simulator:
         call.reservation.start()
         if not call.waited:
             call.waited = True
-            columns.started_us[row] = now_us
+            rows.started_us[row] = now_us
+            rows.changed()
             if self._watched:
-                figures = self.figures.of_class(klass.policy.id, now_us)
-                figures.wait.record(now_us - columns.arrived_us[row], now_us)
-        self.meters[slot_index].start(serial, now_us, "", klass.policy.slug)
+                call.figures.wait.record(now_us - rows.arrived_us[row], now_us)
+        self.meters[slot_index].begin(call, now_us)
         if call.output > call.max_output:
             call.output = call.max_output
         running = len(self.scheduler.slots[slot_index].running)
         if running == 1:
             self.timeline.began(slot_index, now_us)
-        first_us, rest_us = self.service.parts(call.prompt, call.output, running)
-        if self._prefill_stalls:
-            first_us = self._stall(call, first_us, now_us)
+        constants = self._constants
+        if constants is not None:
+            first_us, rest_us = constants.parts(call.prompt, call.output, running)
+        else:
+            first_us, rest_us = self.service.parts(call.prompt, call.output, running)
+        if self._prefills is not None:
+            first_us = self._prefills.begin(call, first_us, now_us)
         call.first_us = now_us + first_us
-        heappush(self._ends, (now_us + first_us + rest_us, run, serial))
+        call.ends_us = now_us + first_us + rest_us
+        self._ends.add(call)
         timeout_us = now_us + klass.stage_timeout_us
         if timeout_us < self._stage_due_us:
             self._stage_due_us = timeout_us
         if call.item is not None:
             call.item.dispatched(now_us)
 
-    def _stall(self, call: Call, prefill_us: int, now_us: int) -> int:
-        """Time to its first token behind the prefills before it; what runs beside it ends so much later (`_end`)."""
-        slot = call.slot_index
-        free_us = max(now_us, self._prefill_free_us[slot]) + prefill_us
-        self._prefill_free_us[slot] = free_us
-        self._prefill_us[slot] += prefill_us
-        call.stalled_us = self._prefill_us[slot]
-        return free_us - now_us
-
     def requeue(self, call: Call, *, preempted: bool = True) -> None:
         """End an attempt, preempted or failed, and put its request back to the head of its queue."""
         now_us = self._now_us
         self.preempted += preempted
-        self.meters[call.slot_index].end(call.serial, now_us)
+        self.meters[call.slot_index].end_stay(call, now_us)
+        self._ends.remove(call)
         call.run = 0
         self.scheduler.requeue(call.serial, now_us)
         if not self.scheduler.slots[call.slot_index].running:
@@ -404,51 +408,72 @@ class Simulator:
         if call.item is not None:
             call.item.requeued()
 
-    def _end(self, serial: int, run: int, now_us: int) -> None:
-        call = self.calls.get(serial)
-        if call is None or call.run != run:
-            return
-        if self._prefill_stalls and (late_us := self._prefill_us[call.slot_index] - call.stalled_us):
-            call.stalled_us += late_us
-            heappush(self._ends, (now_us + late_us, run, serial))
+    def _end(self, call: Call, now_us: int) -> None:
+        prefills = self._prefills
+        if prefills is not None and (late_us := prefills.late_us(call)):
+            self._ends.remove(call)
+            call.ends_us = now_us + late_us
+            self._ends.add(call)
             return
         self.close(call, Outcome.COMPLETED)
 
     def close(self, call: Call, outcome: Outcome) -> None:
         """End a call: the one place, in the order of `agent.engine`."""
-        now_us, serial, columns, row = self._now_us, call.serial, call.columns, call.row
+        now_us, request, rows, row = self._now_us, call.queued, call.rows, call.row
         scheduler, completed, gpu_us = self.scheduler, outcome is Outcome.COMPLETED, 0
         if call.run:
             slot_index = call.slot_index
-            if self.flex.any_draining:
+            self._ends.remove(call)
+            if self.slots_away and self.flex.any_draining:
                 self.flex.token_seen(scheduler.slots[slot_index].spec.name)
-            gpu_us = self.meters[slot_index].end(serial, now_us)
+            gpu_us = self.meters[slot_index].end_stay(call, now_us)
             # An attempt that was begun has its prompt behind it.
             prompt, output = call.prompt, call.output if completed else 0
-            columns.slot[row] = slot_index
-            scheduler.release(serial, now_us, prompt_tokens=prompt, output_tokens=output, gpu_us=gpu_us)
+            rows.slot[row] = slot_index
+            scheduler.finish(request, now_us, prompt, output, gpu_us)
             if not scheduler.slots[slot_index].running:
                 self.timeline.stopped(slot_index, now_us)
         else:
             prompt = output = 0
-            if serial in scheduler.requests:
-                scheduler.cancel(serial, now_us)
+            if request.id in scheduler.requests:
+                scheduler.cancel(request.id, now_us)
         call.reservation.settle(0, prompt + output)
         if completed:
-            columns.first_us[row], columns.output[row] = call.first_us, output
+            rows.first_us[row] = call.first_us
+            rows.output[row] = output
             call.estimate.learn_gpu_us(call.raw_us, gpu_us)
             call.estimate.learn_output(output)
-        columns.ended_us[row], columns.gpu_us[row] = now_us, gpu_us
-        columns.code[row] = COMPLETED_CODE if completed else OUTCOME_CODES[outcome]
-        columns.served[row] = call.queued.class_index
-        columns.attempts[row] = call.queued.attempt
-        self.outcomes[outcome] += 1
-        del self.calls[serial]
+        rows.ended_us[row] = now_us
+        rows.gpu_us[row] = gpu_us
+        code = COMPLETED_CODE if completed else OUTCOME_CODES[outcome]
+        rows.code[row] = code
+        rows.served[row] = request.class_index
+        rows.attempts[row] = request.attempt
+        rows.changed()
+        ended = self._ended
+        ended[code] = ended[code] + 1
+        request.call = None
         if call.item is not None:
             call.item.ended(outcome, gpu_us, now_us, ran=call.run > 0)
-        flex = self.flex
-        if flex.any_lent or flex.any_draining or scheduler.anything_queued():
+        if self.slots_away or scheduler.anything_queued():
             self.pump(now_us)
+
+    # -- what came of them ---------------------------------------------------------------------------------------------
+
+    @property
+    def columns(self) -> Columns:
+        """What became of the workload's requests so far."""
+        return self.rows.columns()
+
+    @property
+    def outcomes(self) -> Counter[Outcome]:
+        """Ends so far, by outcome."""
+        return Counter({outcome: self._ended[code] for outcome, code in OUTCOME_CODES.items() if self._ended[code]})
+
+    @property
+    def calls(self) -> dict[int, Call]:
+        """Those that wait or run, by serial."""
+        return {int(request.id): cast(Call, request.call) for request in self.scheduler.requests.values()}
 
     # -- what the agent's own objects ask ------------------------------------------------------------------------------
 

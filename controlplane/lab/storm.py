@@ -45,7 +45,8 @@ class Storm(Simulator):
 
     def _again(self, row: int, now_us: int) -> None:
         self._due -= 1
-        self.columns.ended_us[row] = -1
-        self.columns.code[row] = NOT_ENDED
+        self.rows.ended_us[row] = -1
+        self.rows.code[row] = NOT_ENDED
+        self.rows.changed()
         self._arrive(row, now_us)
-        self.columns.arrived_us[row] = self.start_us + self.workload.at_us[row]
+        self.rows.arrived_us[row] = self.start_us + self.workload.at_us[row]

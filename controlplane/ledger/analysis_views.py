@@ -7,10 +7,10 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.utils import timezone
 
-from controlplane.core.money import cents_of, format_nanos, parse_nanos
+from controlplane.core.money import cents_of, format_nanos, parse_nanos, share_cents
 from controlplane.core.pricing import RateCard
 from controlplane.ledger import period_queries, rate_queries
-from controlplane.ledger.pages import cents_text, share_cents
+from controlplane.ledger.pages import cents_text
 from controlplane.ledger.reconciliation import month_window
 from controlplane.ledger.what_if import DriverRow, WhatIfRow, compare_with_month_before, rerate
 from controlplane.tenants.access import requires

@@ -11,10 +11,11 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from controlplane.core.period import format_utc
-from controlplane.ledger.queries import Charge, charges, checks, cost_rows
+from controlplane.ledger.queries import Charge, CostRow, charges, checks, cost_rows
 from controlplane.ledger.ranges import FinanceRange, read_range
 from controlplane.tenants.models import Installation
-from controlplane.tenants.queries import installation, tenant_for, visible_tenants
+from controlplane.tenants.queries import installation, sees_all_tenants, tenant_for, visible_tenants
+from controlplane.web.renderers import RowsRenderer
 
 SPAN = [
     OpenApiParameter("period", str, description="2026-10, 2026-W44 or 2026-10-31 in the billing zone; default: now's"),
@@ -34,6 +35,13 @@ class CostRowSerializer(serializers.Serializer):
     line = serializers.CharField()
     slot_us = serializers.IntegerField()
     amount_nanos = serializers.IntegerField(source="nanos", allow_null=True)
+
+    def to_representation(self, row: CostRow) -> dict[str, Any]:
+        """Written out as `ChargeSerializer` does."""
+        return {
+            "day": row.day, "pool": row.pool, "tenant": row.tenant, "workload_class": row.class_, "line": row.line,
+            "slot_us": row.slot_us, "amount_nanos": row.nanos,
+        }  # fmt: skip
 
 
 class SpanSerializer(serializers.Serializer):
@@ -71,8 +79,16 @@ class ChargeSerializer(serializers.Serializer):
     charge_nanos = serializers.IntegerField(source="nanos", allow_null=True)
 
     def to_representation(self, row: Charge) -> dict[str, Any]:
-        """Amounts are null where no rate card was in force: unknown, not zero."""
-        body = super().to_representation(row)
+        """Amounts are null where no rate card was in force: unknown, not zero. Written out, since there are thousands:
+        asking each field for each row takes ten times as long.
+        """
+        body = {
+            "tenant": row.tenant, "workload_class": row.class_, "model": row.model, "pool": row.pool,
+            "rate_version": row.rate_version, "requests": row.requests, "prompt_tokens": row.prompt_tokens,
+            "cached_tokens": row.cached_tokens, "output_tokens": row.output_tokens, "gpu_us": row.gpu_us,
+            "prompt_nanos": row.prompt_nanos, "cached_nanos": row.cached_nanos, "output_nanos": row.output_nanos,
+            "gpu_nanos": row.gpu_nanos, "charge_nanos": row.nanos,
+        }  # fmt: skip
         return {**body, **dict.fromkeys(AMOUNTS)} if row.is_unpriced else body
 
 
@@ -108,6 +124,7 @@ def _span(request: Request) -> tuple[FinanceRange, dict[str, str]]:
 class AttributionReport(APIView):
     """Cost of the fleet by day, pool, tenant, class and line; rows add up to the fleet's cost exactly."""
 
+    renderer_classes = (RowsRenderer,)
     read_permission = "finance.read"
     write_permission = "finance.write"
 
@@ -130,6 +147,7 @@ class AttributionReport(APIView):
 class ChargesReport(APIView):
     """Charges by tenant, class, model, pool and rate version; a tenant's member sees its own tenant only."""
 
+    renderer_classes = (RowsRenderer,)
     read_permission = "own.read"
     write_permission = "finance.write"
 
@@ -137,9 +155,10 @@ class ChargesReport(APIView):
     def get(self, request: Request) -> Response:
         shown, span = _span(request)
         slug = request.query_params.get("tenant")
+        ids: list[int] | None = None
         if slug:
             ids = [tenant_for(request.user, slug).pk]
-        else:
+        elif not sees_all_tenants(request.user):
             ids = list(visible_tenants(request.user).values_list("id", flat=True))
         rows = charges(shown.window.start, shown.window.end, ids)
         unpriced = sum(row.requests for row in rows if row.is_unpriced)

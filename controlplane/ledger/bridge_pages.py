@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from controlplane.core.money import NANOS_PER_UNIT, cents_of
+from controlplane.core.money import NANOS_PER_UNIT, cents_of, share_cents
 from controlplane.core.reconcile import MatchedLine
 from controlplane.ledger.bridging import BridgeReport, SkuRow, sku_rows
-from controlplane.ledger.pages import cents_text, share_cents
+from controlplane.ledger.pages import cents_text
 from controlplane.ledger.reconciliation import Reconciliation
 from controlplane.web.figures import Figure, waterfall
 from controlplane.web.figures import Step as Bar

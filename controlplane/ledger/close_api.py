@@ -22,6 +22,7 @@ from controlplane.ledger.export_files import CONTENT_TYPES, FORMATS, TooManyRows
 from controlplane.ledger.exports import export_file
 from controlplane.ledger.models import PeriodExport, PeriodVersion, Proposal
 from controlplane.ledger.reconciliation import month_window, reconcile, to_json
+from controlplane.ledger.reconciliation_form import ReconciliationSerializer
 from controlplane.tenants.queries import installation
 from controlplane.tenants.rest import ReasonField, ReasonSerializer, checked, writes
 
@@ -45,7 +46,7 @@ class ReconciliationView(APIView):
     read_permission = "finance.read"
     write_permission = "finance.write"
 
-    @extend_schema(responses=OpenApiTypes.OBJECT)
+    @extend_schema(responses=ReconciliationSerializer)
     def get(self, request: Request, period: str) -> Response:
         _check_month(period)
         return Response(to_json(reconcile(period, now=timezone.now())))
@@ -67,14 +68,26 @@ class PeriodVersionSerializer(serializers.Serializer):
     reopen_reason = serializers.CharField()
 
 
+class UnpricedUseSerializer(serializers.Serializer):
+    """Requests that ended without a rate card in force."""
+
+    tenant = serializers.CharField()
+    workload_class = serializers.CharField()
+    model = serializers.CharField()
+    requests = serializers.IntegerField()
+
+
 class CheckSerializer(serializers.Serializer):
-    """A check of the list; `state` is ok, risk, bad or unknown."""
+    """A check of the list; `state` is ok, risk, bad or unknown. `unpriced`: whose the unpriced requests are, the most
+    first, at most 100.
+    """
 
     name = serializers.CharField()
     title = serializers.CharField()
     state = serializers.CharField()
     word = serializers.CharField()
     text = serializers.CharField()
+    unpriced = UnpricedUseSerializer(many=True)
 
 
 class PeriodSerializer(serializers.Serializer):
@@ -201,6 +214,14 @@ class PeriodExportView(APIView):
         return answer
 
 
+class PostedLineSerializer(serializers.Serializer):
+    """What is to be posted, or was: an amount from one account to another."""
+
+    debit = serializers.CharField()
+    credit = serializers.CharField()
+    nanos = serializers.IntegerField()
+
+
 class ProposalSerializer(serializers.Serializer):
     """A posting that needs a second person."""
 
@@ -217,7 +238,7 @@ class ProposalSerializer(serializers.Serializer):
     made_by = serializers.CharField(read_only=True)
     decided_by = serializers.CharField(read_only=True)
     event = serializers.CharField(read_only=True, allow_null=True)
-    lines = serializers.ListField(read_only=True)
+    lines = PostedLineSerializer(many=True, read_only=True)
 
 
 def _proposal_json(row: Proposal) -> dict[str, Any]:

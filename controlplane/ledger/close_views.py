@@ -20,7 +20,7 @@ from controlplane.ledger import period_queries, periods, proposals, skus
 from controlplane.ledger.bridge_pages import axis_floor, figure, sku_lines, step_rows
 from controlplane.ledger.bridging import STEP_TITLES, lines_of_sku, lines_of_step
 from controlplane.ledger.checks_of_reports import slot_day_minutes
-from controlplane.ledger.closing_checks import checklist
+from controlplane.ledger.closing_checks import UNPRICED_MOST, checklist
 from controlplane.ledger.export_files import CONTENT_TYPES, FORMATS, TooManyRows
 from controlplane.ledger.exports import ask_export, export_file, is_long, kept_export, waiting_exports
 from controlplane.ledger.late_invoices import landings, late_month_of
@@ -29,6 +29,7 @@ from controlplane.ledger.reconciliation import month_window, reconcile
 from controlplane.tenants.access import may, requires
 from controlplane.tenants.models import Installation
 from controlplane.tenants.queries import class_slugs, installation, visible_tenants
+from controlplane.tenants.tenant_field import tenant_input
 from controlplane.wakeups.bells import ring
 
 MINUTES_SHOWN = 200
@@ -199,6 +200,7 @@ def period_page(request: HttpRequest, period: str) -> HttpResponseBase:
     context = {
         **base, "checks": found.checks, "open": found.open, "versions": period_queries.versions(period),
         "formats": FORMATS, "ended": now >= base["window"].end, "found": found.reconciliation,
+        "unpriced_most": UNPRICED_MOST,
         "page_state": "ok" if base["state"] == "closed" or not found.open else "risk",
     }  # fmt: skip
     return render(request, "ledger/period.html", context, status=400 if base.get("errors") else 200)
@@ -303,7 +305,10 @@ def proposals_page(request: HttpRequest) -> HttpResponseBase:
     context = {
         "now": now, "waiting": Proposal.objects.filter(state="proposed").order_by("id"),
         "decided": Proposal.objects.exclude(state="proposed").select_related("event").order_by("-id")[:100],
-        "currency": book.currency, "zone": book.billing_zone, "tenants": visible_tenants(request.user).order_by("slug"),
+        "currency": book.currency, "zone": book.billing_zone,
+        "tenant_input": tenant_input(
+            "tenant", request.POST.get("tenant", ""), visible_tenants(request.user), required=True
+        ),
         "classes": class_slugs(), "months": period_queries.months(now), "errors": errors, "given": request.POST,
         "may_write": may(request.user, "finance.write"), "nav_section": "finance",
     }  # fmt: skip

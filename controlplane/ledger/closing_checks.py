@@ -1,5 +1,6 @@
 """What has to be in order before a month is closed; what is not needs a written reason."""
 
+from collections import Counter
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -19,17 +20,32 @@ FOLDED_WITHIN = timedelta(minutes=2)
 AUDITED_BY = timedelta(minutes=15)
 """After its end an hour was looked through for copies by then."""
 OK, RISK, BAD, UNKNOWN = "ok", "risk", "bad", "unknown"
+UNPRICED_MOST = 100
+
+
+@dataclass(frozen=True, slots=True)
+class UnpricedUse:
+    """How many requests of a tenant, class and model ended without a rate card in force."""
+
+    tenant: str
+    workload_class: str
+    model: str
+    requests: int
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One line of the checklist: `state` is ok, or what it is instead; `word` says how many, `text` what to do."""
+    """One line of the checklist: `state` is ok, or what it is instead; `word` says how many, `text` what to do.
+
+    `unpriced` belongs to unpriced requests: whose they are, the most first, at most UNPRICED_MOST.
+    """
 
     name: str
     title: str
     state: str
     word: str
     text: str
+    unpriced: tuple[UnpricedUse, ...] = ()
 
     @property
     def held(self) -> bool:
@@ -172,14 +188,20 @@ def _attribution(window: Window, now: datetime) -> tuple[Check, Check]:
 def _unpriced_requests(window: Window) -> Check:
     """Requests that no rate card was in force for: what they cost is unknown and on no statement."""
     title = "Unpriced requests"
-    mine = [row for row in charges(window.start, window.end) if row.is_unpriced]
-    if not mine:
+    counts: Counter[tuple[str, str, str]] = Counter()
+    for row in charges(window.start, window.end):
+        if row.is_unpriced:
+            counts[row.tenant, row.class_, row.model] += row.requests
+    if not counts:
         return Check("unpriced_requests", title, OK, "0", "Every request has a rate card.")
-    pairs = sorted({f"{row.class_} on {row.model}" for row in mine})
-    more = f" and {len(pairs) - 1} more" if len(pairs) > 1 else ""
-    text = f"No rate card was in force for {pairs[0]}{more}: these requests are billed to nobody. Add a card for"
-    text += " what comes, and propose an adjustment for what was used."
-    return Check("unpriced_requests", title, UNKNOWN, _many(sum(row.requests for row in mine), "request"), text)
+    uses = [UnpricedUse(*key, requests) for key, requests in counts.items()]
+    uses.sort(key=lambda use: (-use.requests, use.tenant, use.workload_class, use.model))
+    most = uses[0]
+    more = f" and {len(uses) - 1} more" if len(uses) > 1 else ""
+    text = f"No rate card was in force for {most.workload_class} on {most.model} of {most.tenant}{more}: these requests"
+    text += " are billed to nobody. Add a card for what comes, and propose an adjustment for what was used."
+    word = _many(counts.total(), "request")
+    return Check("unpriced_requests", title, UNKNOWN, word, text, tuple(uses[:UNPRICED_MOST]))
 
 
 def _unreconciled(found: Reconciliation) -> Check:

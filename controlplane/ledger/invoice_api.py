@@ -121,6 +121,28 @@ class ImportedSerializer(SumsSerializer):
     by_service = serializers.DictField(child=serializers.CharField())
 
 
+class PreviewLineSerializer(serializers.Serializer):
+    """A line as it would be read; amounts and quantities are decimal text. `starts` is a day or an instant."""
+
+    line = serializers.IntegerField()
+    day = serializers.DateField()
+    inside_period = serializers.BooleanField()
+    starts = serializers.CharField()
+    billed = serializers.CharField()
+    currency = serializers.CharField(allow_blank=True)
+    category = serializers.CharField()
+    effective = serializers.CharField(allow_null=True)
+    quantity = serializers.CharField(allow_null=True)
+    provider = serializers.CharField(allow_blank=True)
+    account = serializers.CharField(allow_blank=True)
+    sku = serializers.CharField(allow_blank=True)
+    region = serializers.CharField(allow_blank=True)
+    service = serializers.CharField(allow_blank=True)
+    description = serializers.CharField(allow_blank=True)
+    unit = serializers.CharField(allow_blank=True)
+    line_id = serializers.CharField(allow_blank=True)
+
+
 class InvoicePreviewSerializer(SumsSerializer):
     """What a file would be read as; `first` are its first lines."""
 
@@ -130,10 +152,10 @@ class InvoicePreviewSerializer(SumsSerializer):
     currencies = serializers.ListField(child=serializers.CharField())
     decimal_mark = serializers.CharField(allow_null=True, allow_blank=True)
     day_order = serializers.CharField(allow_null=True, allow_blank=True)
-    columns = serializers.JSONField()
+    columns = serializers.ListField(child=serializers.CharField(allow_blank=True))
     refused = RefusedLineSerializer(many=True)
     refused_more = serializers.IntegerField()
-    first = serializers.ListField(child=serializers.DictField())
+    first = PreviewLineSerializer(many=True)
 
 
 def _invoice_json(row: Invoice, late_in: str | None) -> dict[str, Any]:

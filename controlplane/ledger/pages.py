@@ -4,13 +4,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from controlplane.core.money import NANOS_PER_CENT, NANOS_PER_UNIT, cents_of, distribute, distribute_cents, format_cents
+from controlplane.core.money import NANOS_PER_UNIT, cents_of, distribute, distribute_cents, format_cents, share_cents
 from controlplane.ledger.queries import IDLE_CAUSES, LENDING, Charge, CostRow
 from controlplane.web.figures import Figure, Series, stacked_bars
 from controlplane.web.numerals import DASH, MINUS
 
 LEADING_TENANTS = 4
 PLATFORM = "platform"
+OTHERS = "~others"
+"""Of the pivot, like PLATFORM no slug: the tenants beyond the first TENANTS_SHOWN by cost, in one row."""
+TENANTS_SHOWN = 50
 
 
 @dataclass(frozen=True)
@@ -69,11 +72,6 @@ def cents_text(cents: int | None, *, signed: bool = False) -> str:
 def row_id(key: str) -> str:
     """An id of an element from slugs joined by a slash: slugs have no underscore."""
     return key.replace("/", "_")
-
-
-def share_cents(total_cents: int, parts_nanos: Mapping[str, int]) -> dict[str, int]:
-    """Cents of parts whose sum is printed as `total_cents`, by largest remainder, ties in key order."""
-    return distribute(total_cents, {key: Fraction(nanos, NANOS_PER_CENT) for key, nanos in parts_nanos.items()})
 
 
 def split_cents(direct_nanos: int, idle_nanos: int) -> dict[str, int]:
@@ -268,19 +266,20 @@ def unfold(table: Pivot, selected: str) -> None:
         row.opened, row.open = row.key in opened, row.parent in opened
 
 
-def pivot(rows: Sequence[CostRow], charged: Sequence[Charge]) -> Pivot:
-    """Tenant, class and pool with cost by kind, charges and margin.
+def pivot(rows: Sequence[CostRow], charged: Sequence[Charge], selected: str = "") -> Pivot:
+    """Tenant, class and pool with cost by kind, charges and margin; of many tenants the `selected` one and those that
+    cost most, the others as one row.
 
     Each column is distributed by itself: over tenants, each tenant's over its classes, each of those over its pools.
     """
-    cells = _cells(rows, charged)
+    cells, others = _folded(_cells(rows, charged), selected)
     nodes: dict[str, PivotRow] = {}
     nanos: dict[str, dict[str, int]] = {}
     total = PivotRow("total", "Fleet cost", 0, "", 0, 0)
     nanos["total"] = dict.fromkeys(COLUMNS, 0)
     for (tenant, class_, pool), cell in sorted(cells.items()):
-        path = [(tenant,), (tenant, class_), (tenant, class_, pool)]
-        titles = [tenant, class_ or "no class", pool]
+        path = [(tenant,), (tenant, class_), (tenant, class_, pool)][: 1 if tenant == OTHERS else 3]
+        titles = [f"{others:,} other{'s' * (others > 1)}" if tenant == OTHERS else tenant, class_ or "no class", pool]
         parent = total
         for level, names in enumerate(path):
             key = "/".join(names)
@@ -317,8 +316,9 @@ def _spread(
             nodes[key].cents[name] = cents
     for key in parent.children:
         nodes[key].cents["margin"] = nodes[key].cents["charges"] - nodes[key].cents["cost"]
-    # the platform is nobody's bill, so it stands last; else by cost
-    parent.children.sort(key=lambda key: (nodes[key].tenant == PLATFORM, -nanos[key]["cost"], key))
+    # the platform is nobody's bill, so it stands last, after who is not shown alone; else by cost
+    last = (OTHERS, PLATFORM)
+    parent.children.sort(key=lambda key: (last.index(key) if key in last else -1, -nanos[key]["cost"], key))
     for key in parent.children:
         ordered.append(nodes[key])
         _spread(nodes[key], nodes, nanos, ordered)
@@ -344,6 +344,28 @@ def _cells(rows: Sequence[CostRow], charged: Sequence[Charge]) -> dict[tuple[str
         cell.requests += one.requests
         cell.nanos["charges"] += one.nanos
     return cells
+
+
+def _folded(cells: dict[tuple[str, str, str], _Cell], selected: str) -> tuple[dict[tuple[str, str, str], _Cell], int]:
+    """The cells with those of the tenants that are not shown alone as one, and how many tenants that is."""
+    cost: dict[str, int] = {}
+    for (tenant, _, _), cell in cells.items():
+        cost[tenant] = cost.get(tenant, 0) + cell.nanos["cost"]
+    cost.pop(PLATFORM, None)
+    if len(cost) <= TENANTS_SHOWN:
+        return cells, 0
+    shown = {PLATFORM, selected, *sorted(cost, key=lambda slug: (-cost[slug], slug))[:TENANTS_SHOWN]}
+    found, rest = {}, _Cell()
+    for key, cell in cells.items():
+        if key[0] in shown:
+            found[key] = cell
+            continue
+        rest.requests += cell.requests
+        rest.slot_us += cell.slot_us
+        for name in COLUMNS:
+            rest.nanos[name] += cell.nanos[name]
+    hidden = len(cost.keys() - shown)
+    return ({**found, (OTHERS, "", ""): rest} if hidden else found), hidden
 
 
 @dataclass(frozen=True)

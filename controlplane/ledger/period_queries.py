@@ -29,13 +29,14 @@ def state_of(period: str) -> str:
 
 
 def months(now: datetime) -> list[Month]:
-    """From the first month that anything was posted in, or the one before this, to the present one; newest first."""
+    """From the first month that was posted in or closed, or the one before this, to the present one; newest first."""
     zone = load_zone(Installation.objects.values_list("billing_zone", flat=True).get(pk=1))
     window = window_at(zone, Calendar.MONTH, now)
     with connection.cursor() as cursor:
         cursor.execute("SELECT min(period) FROM ledger_ledgerevent")
-        first = cursor.fetchone()[0]
+        posted = cursor.fetchone()[0]
     rows = Period.objects.in_bulk()
+    first = min((posted or "9999-99", *rows))
     last = {version.period_id: version for version in PeriodVersion.objects.order_by("version")}
     found: list[Month] = []
     while len(found) < MONTHS_MOST:
@@ -43,7 +44,7 @@ def months(now: datetime) -> list[Month]:
         state = "running" if now in window else row.state if row else Period.State.OPEN
         hours = f"{window.hours:,.1f}".removesuffix(".0")
         found.append(Month(window.label, str(state), hours, last.get(window.label)))
-        if window.label <= (first or "9999-99") and len(found) > 1:
+        if window.label <= first and len(found) > 1:
             break
         window = window_at(zone, Calendar.MONTH, window.start - window.start.resolution)
     return found

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
-from urllib.parse import urlencode
+from urllib.parse import parse_qsl, urlencode
 from zoneinfo import ZoneInfo
 
 from controlplane.core.period import Calendar, Window, day_window, day_windows, load_zone, parse_period, window_at
@@ -26,6 +26,11 @@ class FinanceRange:
     def hours(self) -> str:
         """Length by the zone's clocks: 745 for an October with a change of clocks."""
         return f"{self.window.duration_us / US_PER_HOUR:,.2f}".rstrip("0").rstrip(".")
+
+    @property
+    def fields(self) -> list[tuple[str, str]]:
+        """The query as the hidden fields of a form."""
+        return parse_qsl(self.query)
 
     @property
     def days(self) -> list[Window]:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import TypeVar
 
 from django.db.models import QuerySet
 
@@ -21,6 +22,10 @@ class CostLine:
     next: CostRate | None
     history: tuple[CostRate, ...]
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.pool.slug, self.pool.name, self.pool.gpu_type)
+
 
 @dataclass(frozen=True, slots=True)
 class CardLine:
@@ -31,6 +36,10 @@ class CardLine:
     in_force: RateCard | None
     next: RateCard | None
     history: tuple[RateCard, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.class_slug, self.model.name)
 
     @property
     def discount(self) -> str | None:
@@ -57,6 +66,22 @@ def card_lines(now: datetime) -> list[CardLine]:
     keys = sorted(set(cards) | set(served_pairs()), key=lambda key: (key[0], models[key[1]].name))
     lines = [CardLine(slug, models[pk], *_now_and_next(cards.get((slug, pk), []), now)) for slug, pk in keys]
     return sorted(lines, key=lambda line: line.in_force is not None)
+
+
+Line = TypeVar("Line", CostLine, CardLine)
+
+
+def chosen(lines: Sequence[Line], *, text: str = "", sort: str = "attention") -> list[Line]:
+    """The lines whose names hold the text, those without a rate in force first (as they come), by name, or those with
+    the newest version first.
+    """
+    wanted = text.casefold()
+    found = [line for line in lines if any(wanted in name.casefold() for name in line.names)]
+    if sort == "name":
+        return sorted(found, key=lambda line: line.names)
+    if sort == "newest":
+        return sorted(found, key=lambda line: -line.history[0].pk if line.history else 0)
+    return found
 
 
 def served_pairs() -> Iterable[tuple[str, int]]:

@@ -28,6 +28,7 @@ from controlplane.tenants.access import may, requires
 from controlplane.tenants.queries import installation
 from controlplane.web.exports import CsvResponse, decimal_of_nanos
 
+SORTS = (("attention", "Missing first"), ("name", "By name"), ("newest", "Newest version first"))
 COST_ACTS = "Acts with the next attribution of each hour. Rates are added; what was in force stays as it was."
 CARD_ACTS = (
     "Takes effect when you push, for requests that arrive from its start on. What was charged before stays charged."
@@ -37,17 +38,25 @@ CARD_ACTS = (
 @requires("rate.read")
 def rate_list(request: HttpRequest) -> HttpResponseBase:
     now = timezone.now()
-    costs, cards = rate_queries.cost_lines(now), rate_queries.card_lines(now)
+    text, sort = request.GET.get("q", "").strip()[:120], request.GET.get("sort", "")
+    every_cost, every_card = rate_queries.cost_lines(now), rate_queries.card_lines(now)
+    costs = rate_queries.chosen(every_cost, text=text, sort=sort)
+    cards = rate_queries.chosen(every_card, text=text, sort=sort)
     wanted = request.GET.get("format", "")
     if wanted == "cost.csv":
         return _costs_csv(costs)
     if wanted == "cards.csv":
         return _cards_csv(cards)
-    missing = sum(line.in_force is None for line in costs) + sum(line.in_force is None for line in cards)
+    missing = sum(line.in_force is None for line in every_cost) + sum(line.in_force is None for line in every_card)
     book = installation()
     context = {
         "costs": costs,
         "cards": cards,
+        "shown": len(costs) + len(cards),
+        "total": len(every_cost) + len(every_card),
+        "q": text,
+        "sort": sort,
+        "sorts": SORTS,
         "missing": missing,
         "missing_word": f"{missing} missing",
         "currency": book.currency,

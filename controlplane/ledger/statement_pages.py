@@ -7,9 +7,13 @@ from typing import Any
 
 from django.db import connection
 
-from controlplane.core.money import cents_of
+from controlplane.core.money import cents_of, share_cents
 from controlplane.ledger.models import Period, StatementIssue
-from controlplane.ledger.pages import cents_text, share_cents
+from controlplane.ledger.pages import cents_text
+from controlplane.ledger.queries import cost_by_tenant
+from controlplane.ledger.ranges import FinanceRange
+from controlplane.tenants.models import Tenant
+from controlplane.usage.queries import Scope, charges_by_tenant
 
 KIND_TITLES = {
     "charge": "Usage",
@@ -47,6 +51,33 @@ class Issued:
     total_nanos: int
     lines: tuple[IssuedLine, ...]
     method: str
+
+
+@dataclass(frozen=True, slots=True)
+class Billed:
+    """What a tenant is billed in a span, and its part of the fleet's cost; nanos, as summed and not yet rounded."""
+
+    tenant_id: int
+    slug: str
+    requests: int
+    charge_nanos: int
+    cost_nanos: int
+
+    @property
+    def place(self) -> tuple[int, str]:
+        """Most first."""
+        return (-self.charge_nanos, self.slug)
+
+
+def billed(shown: FinanceRange) -> list[Billed]:
+    """Of every tenant, most first; four statements that group by tenant alone."""
+    charged = charges_by_tenant(Scope(shown.window.start, shown.window.end))
+    costs = cost_by_tenant(shown.days)
+    found = []
+    for pk, slug in Tenant.objects.values_list("pk", "slug"):
+        row = charged.get(pk)
+        found.append(Billed(pk, slug, row.requests if row else 0, row.nanos if row else 0, costs.get(slug, 0)))
+    return sorted(found, key=lambda row: row.place)
 
 
 def statement_number(tenant: str, number: int) -> str:

@@ -34,6 +34,7 @@ from controlplane.ledger.queries import (
     charges,
     checks,
     cost_rows,
+    day_costs,
     hour_requests,
     hour_rows,
     interval_events,
@@ -41,14 +42,17 @@ from controlplane.ledger.queries import (
     periods,
     rate_cards,
     retired_days_of,
+    span_costs,
 )
 from controlplane.ledger.ranges import FinanceRange, around, menu, read_range
-from controlplane.ledger.statement_pages import corrections, issued
+from controlplane.ledger.statement_pages import billed, corrections, issued
 from controlplane.tenants.access import may, requires
 from controlplane.tenants.models import Installation
-from controlplane.tenants.queries import installation, tenant_for, visible_tenants
+from controlplane.tenants.queries import installation, slug_or_name_holds, tenant_for, visible_tenants
 from controlplane.usage.retirement import ArchiveChanged
 from controlplane.web.exports import CsvResponse, decimal_of_nanos
+from controlplane.web.pagination import BadCursor, sorted_page
+from controlplane.web.views import bad_request
 
 HOURLY_UP_TO_DAYS = 2
 CSV_HEADER = (
@@ -93,15 +97,15 @@ def finance_page(request: HttpRequest) -> HttpResponse:
     now = timezone.now()
     book = installation()
     shown, problem = _range(request, book, now)
-    rows = cost_rows(shown.days)
-    charged = charges(shown.window.start, shown.window.end)
+    rows = span_costs(shown.days)
     found = checks(shown.window)
+    charged = charges(shown.window.start, shown.window.end) if found.intervals else []
     top = headline(rows)
     lines_nanos = sum(row.nanos or 0 for row in rows)
     charged_nanos = sum(one.nanos for one in charged)
     charged_cents, cost_cents = cents_of(charged_nanos), cents_of(lines_nanos)
-    selected = _selected(request, rows, shown)
-    table = pivot(rows, charged) if rows or charged else None
+    selected = _selected(request, shown)
+    table = pivot(rows, charged, request.GET.get("tenant", "")) if found.intervals else None
     if table is not None:
         unfold(table, selected["key"] if selected else "")
     context = {
@@ -133,8 +137,8 @@ def _time_table(shown: FinanceRange, rows: list[CostRow], book: Installation) ->
     first = leading(rows)
     days = shown.days
     if len(days) > HOURLY_UP_TO_DAYS:
-        cells = [(row.day, row.tenant, row.line, row.nanos or 0) for row in rows]
-        seen = {row.day for row in rows}
+        cells = day_costs(days, first)
+        seen = {label for label, *_ in cells}
         shown_days = [day.label for day in days if min(seen) <= day.label <= max(seen)]
         return time_table(shown_days, cells, first, unit=book.currency, step="day")
     zone = load_zone(book.billing_zone)
@@ -150,11 +154,11 @@ def _time_table(shown: FinanceRange, rows: list[CostRow], book: Installation) ->
     return time_table(list(labels.values()), cells, first, unit=book.currency, step="hour")
 
 
-def _selected(request: HttpRequest, rows: list[CostRow], shown: FinanceRange) -> dict[str, Any] | None:
+def _selected(request: HttpRequest, shown: FinanceRange) -> dict[str, Any] | None:
     """The days of one leaf of the pivot, and on a single day its hours as links."""
     tenant, class_, pool = (request.GET.get(name, "") for name in ("tenant", "class", "pool"))
-    mine = [row for row in rows if (row.tenant, row.class_, row.pool) == (tenant, class_, pool)]
-    if not tenant or not mine:
+    mine = [row for row in cost_rows(shown.days, tenant) if (row.class_, row.pool) == (class_, pool)] if tenant else []
+    if not mine:
         return None
     days = sorted({row.day for row in mine})
     amounts = {(row.day, row.line): row for row in mine}
@@ -276,33 +280,39 @@ def statements_page(request: HttpRequest) -> HttpResponse:
     now = timezone.now()
     book = installation()
     shown, problem = _range(request, book, now)
-    charged = charges(shown.window.start, shown.window.end)
-    costs: dict[str, int] = {}
-    for row in cost_rows(shown.days):
-        costs[row.tenant] = costs.get(row.tenant, 0) + (row.nanos or 0)
-    tenants = list(visible_tenants(request.user).order_by("slug"))
-    billed = {tenant.slug: 0 for tenant in tenants}
-    requests = dict.fromkeys(billed, 0)
-    for one in charged:
-        billed[one.tenant] = billed.get(one.tenant, 0) + one.nanos
-        requests[one.tenant] = requests.get(one.tenant, 0) + one.requests
-    cents = distribute_cents(billed)
-    cost_cents = distribute_cents({tenant.slug: costs.get(tenant.slug, 0) for tenant in tenants})
+    rows = billed(shown)
+    cents = distribute_cents({row.slug: row.charge_nanos for row in rows})
+    cost_cents = distribute_cents({row.slug: row.cost_nanos for row in rows})
+    text = request.GET.get("q", "").strip()[:120]
+    chosen = rows
+    if text:
+        held = set(visible_tenants(request.user).filter(slug_or_name_holds(text)).values_list("pk", flat=True))
+        chosen = [row for row in rows if row.tenant_id in held]
+    try:
+        page = sorted_page(chosen, lambda row: row.place, cursor=request.GET.get("cursor"))
+    except BadCursor as error:
+        return bad_request(request, error)
+    tenants = visible_tenants(request.user).in_bulk([row.tenant_id for row in page.rows])
     context = {
         **_span_context(shown, book, now),
         "problem": problem,
+        "page": page,
+        "q": text,
+        "found": len(chosen),
         "rows": [
             {
-                "tenant": tenant,
-                "requests": requests[tenant.slug],
-                "charges": cents_text(cents[tenant.slug]),
-                "cost": cents_text(cost_cents[tenant.slug]),
+                "tenant": tenants[row.tenant_id],
+                "requests": row.requests,
+                "charges": cents_text(cents[row.slug]),
+                "cost": cents_text(cost_cents[row.slug]),
             }
-            for tenant in sorted(tenants, key=lambda tenant: (-billed[tenant.slug], tenant.slug))
+            for row in page.rows
+            if row.tenant_id in tenants
         ],
+        "tenants": len(rows),
         "total": cents_text(sum(cents.values())),
         "total_cost": cents_text(sum(cost_cents.values())),
-        "total_requests": sum(requests.values()),
+        "total_requests": sum(row.requests for row in rows),
     }
     return render(request, "ledger/statements.html", context)
 

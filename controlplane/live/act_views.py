@@ -16,7 +16,7 @@ from controlplane.fleet import actions as fleet_actions
 from controlplane.fleet.queries import agent_for
 from controlplane.flex.act_page import Act, act_page, own_address
 from controlplane.flex.effects import Effect
-from controlplane.live import acts, effects
+from controlplane.live import act_jobs, acts, effects
 from controlplane.live.act_kinds import ACTS
 from controlplane.tenants import actions as tenant_actions
 from controlplane.tenants.access import requires
@@ -106,8 +106,9 @@ def act(request: HttpRequest, entry_id: int) -> HttpResponse:
     now = timezone.now()
     entry = AuditEntry.objects.filter(pk=entry_id, action__in=ACTS).first()
     story = None if entry is None else acts.story(entry, now)
-    if story is None:
+    if entry is None or story is None:
         raise Http404("There is no such act.")
-    context = {"story": story, "now": now, "next": own_address(request), "nav_section": "live"}
+    jobs = act_jobs.jobs_of(entry, request.user, now)
+    context = {"story": story, "jobs": jobs, "now": now, "next": own_address(request), "nav_section": "live"}
     template = "live/act_panel.html" if request.headers.get("HX-Request") else "live/act.html"
     return render(request, template, context)

@@ -11,15 +11,11 @@ from controlplane.alerts.observing import Observed, Seen, observe
 from controlplane.core.burn import Severity as Rule
 from controlplane.fleet.models import Pool
 from controlplane.live.attention import (
-    GRADES,
     burning_since,
-    is_silent,
-    last_heard,
     link,
-    pools_of,
     worst_of,
 )
-from controlplane.live.contracts import Evaluation
+from controlplane.live.contracts import GRADES, Evaluation
 from controlplane.live.drift_alerts import drift_alerts
 from controlplane.live.job_alerts import job_alerts
 from controlplane.live.readings import Reading, SlotNow
@@ -45,8 +41,7 @@ def unjudged(reading: Reading) -> set[str]:
     """Groups of contracts whose agents are all silent: their burn has not ended, nobody sees it."""
     found = set()
     for evaluation in reading.evaluations.values():
-        pools = pools_of(reading, evaluation.contract)
-        if pools and is_silent(reading, pools):
+        if reading.homes(evaluation.contract.workload_class.slug).silent:
             found.add(group_of(contract=evaluation.contract.slug))
     return found
 
@@ -157,10 +152,12 @@ def _lost_alert(pool: Pool, agent_id: int | None, name: str, slots: list[SlotNow
 
 def _burn_alerts(reading: Reading, evaluation: Evaluation) -> list[Row]:
     contract, rows = evaluation.contract, []
+    homes = reading.homes(contract.workload_class.slug)
+    pools, silent = homes.pools, homes.silent
+    if not silent and not evaluation.firing:
+        return []
     name = contract.name or contract.slug
     url = link("contract", contract.slug) or link("contracts")
-    pools = pools_of(reading, contract)
-    silent = bool(pools) and is_silent(reading, pools)
     causes = likely_causes(reading, evaluation, pools) if evaluation.firing and not silent else []
     for state in evaluation.firing if not silent else ():
         page = state.rule.severity is Rule.PAGE
@@ -183,9 +180,8 @@ def _burn_alerts(reading: Reading, evaluation: Evaluation) -> list[Row]:
                 "url": url,
             }
         )
-    heard = last_heard(reading, pools)
-    if silent and heard is not None:
-        rows += _absence(evaluation, name, url, heard, reading.now)
+    if silent and homes.heard is not None:
+        rows += _absence(evaluation, name, url, homes.heard, reading.now)
     return rows
 
 

@@ -26,6 +26,7 @@ from controlplane.live.request_story import as_json, visible_story
 from controlplane.tenants.queries import visible_tenants
 from controlplane.usage.retirement import ArchiveChanged
 from controlplane.web.openapi import problem
+from controlplane.web.renderers import RowsRenderer
 
 
 def night_json(contract: Contract, night: deadlines.Night) -> dict[str, Any]:
@@ -51,12 +52,13 @@ def night_json(contract: Contract, night: deadlines.Night) -> dict[str, Any]:
 class SloStatus(APIView):
     """Every contract that the caller may see: verdict, three populations, budget left, burn and its alerts."""
 
+    renderer_classes = (RowsRenderer,)
     read_permission = "slo.read"
 
     @extend_schema(operation_id="slo_status", responses=SloStatusSerializer)
     def get(self, request: Request) -> Response:
         now = timezone.now()
-        rows = contracts.in_force(now, list(visible_contracts(request.user).filter(archived_at=None).order_by("slug")))
+        rows = contracts.in_force(now, visible_contracts(request.user))
         evaluations, nights = contracts.evaluate(rows, now), deadlines.evaluate(rows, now)
         said = []
         for row in rows:
@@ -109,4 +111,4 @@ class Alerts(APIView):
     @extend_schema(operation_id="alerts", responses=OpenAlertsSerializer)
     def get(self, request: Request) -> Response:
         now = timezone.now()
-        return Response({"at": now.isoformat(), "results": alerting.alert_rows(readings.read(now))})
+        return Response({"at": now.isoformat(), "results": alerting.alert_rows(readings.read(now, with_lanes=False))})

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from dataclasses import dataclass
 from datetime import datetime
+from operator import itemgetter
 from typing import Any
 
 from django.urls import NoReverseMatch, reverse
@@ -13,13 +16,15 @@ from controlplane.contracts.wording import share_text, span_text
 from controlplane.core.slo import Population, UnknownReason, Verdict
 from controlplane.fleet.models import Pool
 from controlplane.live import stages
-from controlplane.live.contracts import FIVE_MINUTES_S, HOUR_S, Evaluation
+from controlplane.live.contracts import FIVE_MINUTES_S, GRADES, HOUR_S, Evaluation
 from controlplane.live.deadlines import Night
+from controlplane.live.queues import AgentWord
 from controlplane.live.readings import Reading
 from controlplane.live.strip import iso
+from controlplane.policy.queries import AgentDrift
+from controlplane.tenants.models import Tenant
 from controlplane.web.numerals import duration
 
-GRADES = ("bad", "risk", "unknown", "ok")
 WORDS = {"bad": "Breached", "risk": "At risk", "unknown": "Unknown", "ok": "OK"}
 TALLY_WORDS = {"bad": "breached", "risk": "at risk", "unknown": "unknown", "ok": "OK"}
 METRICS = {"queue_wait": "queue wait", "ttft": "TTFT", "tpot": "TPOT", "e2e": "end to end"}
@@ -35,6 +40,7 @@ _DRIFT = {
     "silent": ("unknown", "Silent"),
     "never": ("unknown", "Never reported"),
     "behind": ("risk", "Drifting"),
+    "draining": ("neutral", "Draining"),
     "in_force": ("ok", "As desired"),
 }
 
@@ -49,21 +55,7 @@ def link(name: str, *args: Any) -> str:
 
 def pools_of(reading: Reading, contract: Contract) -> list[Pool]:
     """Pools whose home class is the contract's class; all of them for a class that is nobody's home."""
-    slug = contract.workload_class.slug
-    homes = [pool for pool in reading.pools if slug in (pool.interactive_class, pool.batch_class)]
-    return homes or [pool for pool in reading.pools if not (pool.interactive_class or pool.batch_class)]
-
-
-def last_heard(reading: Reading, pools: list[Pool]) -> datetime | None:
-    """The newest report among the pools' agents."""
-    heard = [word.reported_at for pool in pools for word in reading.words.get(pool.pk, []) if word.reported_at]
-    return max(heard, default=None)
-
-
-def is_silent(reading: Reading, pools: list[Pool]) -> bool:
-    """Nobody was heard lately: what the pools do is not known."""
-    words = [word for pool in pools for word in reading.words.get(pool.pk, [])]
-    return not any(word.fresh(reading.now) for word in words)
+    return reading.homes(contract.workload_class.slug).pools
 
 
 def promise(contract: Contract, version: ContractVersion) -> str:
@@ -74,22 +66,68 @@ def promise(contract: Contract, version: ContractVersion) -> str:
     return f"{share_text(version.target_ppm)} ≤ {version.threshold_ms:,} ms, {span_text(version.window_s)}"
 
 
-def contract_rows(reading: Reading, *, pool: Pool | None = None, tenant_id: int | None = None) -> list[dict[str, Any]]:
-    """Contracts by need of attention; `pool` and `tenant_id` keep those that concern them."""
-    rows = []
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """Contracts in the order of attention: all of them counted, the first of them as rows."""
+
+    standings: list[Standing]
+    rows: list[dict[str, Any]]
+    tally: dict[str, Any]
+
+    @property
+    def more(self) -> int:
+        return len(self.standings) - len(self.rows)
+
+    @property
+    def why(self) -> str:
+        """What the rows that are shown say of themselves."""
+        return " ".join(row["why"] for row in self.rows if row["why"])
+
+
+def listed(reading: Reading, shown: int, *, pool: Pool | None = None, tenant: Tenant | None = None) -> Listed:
+    """Contracts by need of attention; `pool` and `tenant` keep those that concern them.
+
+    A row takes twenty times as long as a grade, so only what is shown gets one.
+    """
+    found = []
     for standing in reading.standings:
         contract = standing.contract
-        pools = pools_of(reading, contract)
-        if pool is not None and pool not in pools:
+        if pool is not None and pool not in pools_of(reading, contract):
             continue
-        if tenant_id is not None and contract.tenant_id not in (None, tenant_id):
+        if tenant is not None and not _concerns(contract, tenant):
             continue
-        rows.append(_contract_row(reading, standing, pools))
-    return sorted(rows, key=lambda row: (GRADES.index(row["grade"]), -(row["burn_5m"] or 0.0), row["key"]))
+        grade, burn = _graded(reading, standing)
+        found.append((GRADES.index(grade), -(burn or 0.0), contract.slug, standing))
+    found.sort(key=itemgetter(0, 1, 2))
+    return Listed(
+        [standing for *_, standing in found],
+        [_contract_row(reading, standing) for *_, standing in found[:shown]],
+        tally([GRADES[place] for place, *_ in found]),
+    )
 
 
-def _contract_row(reading: Reading, standing: Standing, pools: list[Pool]) -> dict[str, Any]:
+def _concerns(contract: Contract, tenant: Tenant) -> bool:
+    return contract.tenant_id == tenant.pk or (
+        contract.tenant_id is None and contract.workload_class.slug in tenant.classes
+    )
+
+
+def _graded(reading: Reading, standing: Standing) -> tuple[str, float | None]:
+    """The grade of a contract's row and its burn over 5 min, None where that is not shown."""
+    contract = standing.contract
+    evaluation, night = reading.evaluations.get(contract.pk), reading.nights.get(contract.pk)
+    if standing.in_force is None:
+        return "unknown", None
+    if evaluation is not None:
+        if reading.homes(contract.workload_class.slug).silent:
+            return "unknown", None
+        return evaluation.grade, evaluation.burn_over(FIVE_MINUTES_S)
+    return ("unknown" if night is None else night.grade), None
+
+
+def _contract_row(reading: Reading, standing: Standing) -> dict[str, Any]:
     contract, version = standing.contract, standing.in_force
+    pools = pools_of(reading, contract)
     metric = (
         "deadline"
         if version and version.objective == "deadline"
@@ -103,7 +141,7 @@ def _contract_row(reading: Reading, standing: Standing, pools: list[Pool]) -> di
             filter(None, [promise(contract, version) if version else "", ", ".join(p.slug for p in pools)])
         ),
         "url": link("contract", contract.slug) or link("contracts"),
-        "grade": "unknown",
+        "grade": _graded(reading, standing)[0],
         "burn_5m": None,
         "burn_1h": None,
         "left": None,
@@ -139,13 +177,13 @@ def _finish(row: dict[str, Any]) -> dict[str, Any]:
 
 def _latency(reading: Reading, evaluation: Evaluation, pools: list[Pool]) -> dict[str, Any]:
     contract = evaluation.contract
-    if pools and is_silent(reading, pools):
-        heard = last_heard(reading, pools)
+    homes = reading.homes(contract.workload_class.slug)
+    if homes.silent:
+        heard = homes.heard
         text = (
             f"no report for {duration(int((reading.now - heard).total_seconds() * 1e6))}" if heard else "no report yet"
         )
         return {
-            "grade": "unknown",
             "since": iso(heard),
             "why": f"{contract.slug}: {text}. Its numbers are not shown because they may be wrong.",
         }
@@ -153,9 +191,8 @@ def _latency(reading: Reading, evaluation: Evaluation, pools: list[Pool]) -> dic
     worst = worst_of(reading, contract, pools)
     left = evaluation.budget_left
     return {
-        "grade": grade,
-        "burn_5m": evaluation.burn[FIVE_MINUTES_S],
-        "burn_1h": evaluation.burn[HOUR_S],
+        "burn_5m": evaluation.burn_over(FIVE_MINUTES_S),
+        "burn_1h": evaluation.burn_over(HOUR_S),
         "left": None if left is None else float(left),
         "stage": "" if worst is None else f"{worst.name} {worst.share * 100:.0f} %",
         "since": iso(burning_since(reading, contract.pk)) if grade in ("bad", "risk") else None,
@@ -178,7 +215,6 @@ def _night(night: Night) -> dict[str, Any]:
         left = 1 - (1 - share) / (1 - target)
     say = _UNKNOWN[result.unknown_reason] if result.unknown_reason is not None else ""
     return {
-        "grade": night.grade,
         "left": left,
         "stage": f"{result.finished_in_time} of {result.jobs} jobs done" if result.jobs else "",
         "why": f"{say}.".capitalize() if night.grade == "unknown" and say else "",
@@ -201,58 +237,70 @@ def burning_since(reading: Reading, contract_id: int) -> datetime | None:
     return since
 
 
-def tally(rows: list[dict[str, Any]]) -> dict[str, Any]:
+def tally(grades: list[str]) -> dict[str, Any]:
     """Counts by grade, the worst grade (`unknown` without contracts: nothing promised is nothing known) and a title."""
-    counts = {grade: sum(row["grade"] == grade for row in rows) for grade in GRADES}
+    counts = {grade: grades.count(grade) for grade in GRADES}
     worst = next((grade for grade in GRADES if counts[grade]), "unknown")
     title = f"{counts[worst]} {TALLY_WORDS[worst]}" if worst != "ok" and counts[worst] else ""
     return {"counts": counts, "state": worst, "title": title}
 
 
-def agent_rows(reading: Reading) -> list[dict[str, Any]]:
-    """Agents that are silent, refuse or drift."""
-    slots = {
-        slot.agent_id: [s.name for s in rows if s.agent_id == slot.agent_id]
-        for rows in reading.slots.values()
-        for slot in rows
-    }
+@dataclass(frozen=True, slots=True)
+class Troubled:
+    """An agent that is silent, refuses, drifts or drains; `word` is its last report where that is too old."""
+
+    agent: AgentDrift
+    state: str
+    word: AgentWord | None
+
+    @property
+    def grade(self) -> str:
+        return _DRIFT[self.state][0]
+
+
+def troubled(reading: Reading) -> list[Troubled]:
+    """Every such agent, worst first."""
     silent_now = {w.agent_id: w for words in reading.words.values() for w in words if not w.fresh(reading.now)}
-    rows = []
+    found = []
     for agent in reading.drift:
-        state = agent.state
         word = silent_now.get(agent.agent_id)
-        if word is not None and state in ("in_force", "behind"):
-            state = "silent"
-        if state == "in_force":
-            continue
-        grade, text = _DRIFT[state]
-        rows.append(
-            {
-                "key": str(agent.agent_id),
-                "grade": grade,
-                "word": text,
-                "name": agent.name,
-                "where": ", ".join(
-                    filter(
-                        None,
-                        [
-                            agent.pool,
-                            "slots " + " ".join(slots.get(agent.agent_id, [])) if slots.get(agent.agent_id) else "",
-                        ],
-                    )
-                ),
-                "text": agent.reason or _drift_text(agent, state),
-                "at": iso(word.reported_at if word is not None else agent.reported_at),
-                "css": "stale" if grade == "unknown" else "",
-                "url": link("agents") if grade == "unknown" else link("policy-drift"),
-            }
-        )
-    return rows
+        state = "silent" if word is not None and agent.state in ("in_force", "behind") else agent.state
+        if state == "in_force" and agent.draining_since is not None:
+            state = "draining"
+        if state != "in_force":
+            found.append(Troubled(agent, state, word))
+    return found
+
+
+def agent_rows(reading: Reading, agents: list[Troubled]) -> list[dict[str, Any]]:
+    """Those agents as rows."""
+    slots: dict[int | None, list[str]] = defaultdict(list)
+    for own in reading.slots.values():
+        for slot in own:
+            slots[slot.agent_id].append(slot.name)
+    return [_agent_row(one, slots.get(one.agent.agent_id, [])) for one in agents]
+
+
+def _agent_row(one: Troubled, slots: list[str]) -> dict[str, Any]:
+    agent, grade = one.agent, one.grade
+    return {
+        "key": str(agent.agent_id),
+        "grade": grade,
+        "word": _DRIFT[one.state][1],
+        "name": agent.name,
+        "where": ", ".join(filter(None, [agent.pool, "slots " + " ".join(slots) if slots else ""])),
+        "text": agent.reason or _drift_text(agent, one.state),
+        "at": iso(one.word.reported_at if one.word is not None else agent.reported_at),
+        "css": "stale" if grade == "unknown" else "",
+        "url": link("policy-drift") if grade in ("bad", "risk") else link("agent", agent.agent_id),
+    }
 
 
 def _drift_text(agent: Any, state: str) -> str:
     if state == "silent":
         return "No report. It goes on by itself under its last policy and its leases."
+    if state == "draining":
+        return "Drained by hand: it takes nothing new until somebody lets it serve again."
     return f"Runs revision {agent.applied or '—'}, desired {agent.desired or '—'}."
 
 

@@ -18,6 +18,8 @@ from channels.generic.websocket import AsyncWebsocketConsumer
 from django.conf import settings
 
 from controlplane.live.hub import Hub, Viewer, hub_of_process
+from controlplane.live.live_frame import LiveFrame
+from controlplane.live.protocol import EXTENSION
 from controlplane.live.standing import Checked, StandingWatch, Traces, check, watch_of_process
 from controlplane.tenants.roles import Role, allows
 
@@ -58,7 +60,8 @@ class LiveConsumer(AsyncWebsocketConsumer):
             await self.close(code=REVOKED)
             return
         self.hub = hub_of_process(settings.REDIS_URL)
-        self.viewer = Viewer(self._send_frame)
+        straight = self.scope.get("extensions", {}).get(EXTENSION)
+        self.viewer = Viewer(self._send_frame, straight["write"]) if straight else Viewer(self._send_frame)
         self._watch: StandingWatch = watch_of_process()
         await self.accept()
         self._start("pump", self.viewer.pump())
@@ -112,12 +115,12 @@ class LiveConsumer(AsyncWebsocketConsumer):
 
     async def _error(self, topic: str, detail: str) -> None:
         frame = orjson.dumps({"type": "error", "topic": topic, "detail": detail})
-        await self._send_frame(frame)
+        await self._send_frame(LiveFrame(frame))
 
-    async def _send_frame(self, frame: bytes) -> None:
+    async def _send_frame(self, frame: LiveFrame) -> None:
         """Straight to the transport. It waits while the reader does not read; `look` bounds that."""
         self._sending = time.monotonic()
-        await self.base_send({"type": "websocket.send", "text": frame.decode()})
+        await self.base_send(frame.message)
         self._sending = None
 
     # ---- still allowed, still reading: what the watch of the process asks of each socket ----

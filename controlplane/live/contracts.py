@@ -1,28 +1,30 @@
 """Contracts judged from the exact counts of `objective_minute`: window, error budget, burn and absence alerts.
 
-Sums are made in the database, one row per contract and span, so that a tick costs one statement whatever the number
-of contracts. A request that is still running is not judged yet: for `SETTLING` it leaves every population, after that
-it is bad like everything that is neither good nor neutral.
+Sums are made in the database (`span_counts`), so that a tick costs one statement whatever the number of contracts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from fractions import Fraction
+from functools import cached_property, lru_cache
 from typing import Any
 
 from django.db import connection
+from django.db.models import QuerySet
 
 from controlplane.contracts.models import Contract, ContractVersion
 from controlplane.contracts.queries import Standing, standings
 from controlplane.core.burn import (
     AbsenceTimes,
+    BurnRule,
     BurnState,
     Severity,
     absence_times,
     evaluate_burn,
+    fires,
     reachable_rules,
 )
 from controlplane.core.slo import (
@@ -32,53 +34,23 @@ from controlplane.core.slo import (
     Population,
     Totals,
     Verdict,
+    budget_is_under,
     budget_remaining,
+    burn_of,
+    judge_population,
     judge_totals,
 )
+from controlplane.live.span_counts import NO_REQUESTS, NOTHING, PERIOD, SETTLING, WINDOW, Counts, Span, Spans, counted
 
 PPM = 1_000_000
-SETTLING = timedelta(minutes=6)
 BURN_SPANS_S = (300, 1_800, 3_600, 7_200, 21_600, 86_400, 259_200)
+US_PER_S = 1_000_000
+BURN_SPANS_US = {str(seconds): seconds * US_PER_S for seconds in BURN_SPANS_S}
 FIVE_MINUTES_S, HOUR_S = 300, 3_600
-WINDOW, PERIOD = "window", "period"
+GRADES = ("bad", "risk", "unknown", "ok")
+"""Of a contract, the one that needs somebody most first."""
+BURNS_SHOWN = 3
 AT_RISK_BUDGET = Fraction(1, 4)
-
-_SPANS = """
-WITH minutes AS (
-  SELECT version.contract_id, counts.minute, counts.offered, counts.admitted, counts.successful, counts.good,
-         counts.neutral, counts.bad,
-         CASE WHEN counts.minute < %(settled)s THEN 0
-              ELSE greatest(0, counts.offered - counts.good - counts.neutral - coalesce(causes.bad, 0)) END AS running,
-         version.load_limit_per_s IS NOT NULL AND max(counts.admitted) OVER (
-             PARTITION BY contract.workload_class_id, counts.pool_id, counts.minute) / 60.0
-             > version.load_limit_per_s AS outside,
-         NOT (least(counts.offered, counts.admitted, counts.successful, counts.good, counts.neutral) >= 0
-              AND counts.good <= counts.successful
-              AND counts.successful + counts.neutral <= counts.admitted
-              AND counts.admitted <= counts.offered) AS nonsense
-    FROM contracts_objectiveminute AS counts
-    JOIN contracts_contractversion AS version ON version.id = counts.contract_version_id
-    JOIN contracts_contract AS contract ON contract.id = version.contract_id
-    LEFT JOIN LATERAL (SELECT sum(value::bigint) AS bad FROM jsonb_each_text(counts.bad)) AS causes ON true
-   WHERE counts.minute >= %(since)s AND counts.minute < %(until)s
-     AND (%(pool)s::int IS NULL OR counts.pool_id = %(pool)s)
-)
-SELECT span.contract_id, span.name,
-       coalesce(sum(m.offered - m.running) FILTER (WHERE NOT m.outside), 0)::bigint,
-       coalesce(sum(m.admitted - m.running) FILTER (WHERE NOT m.outside), 0)::bigint,
-       coalesce(sum(m.successful) FILTER (WHERE NOT m.outside), 0)::bigint,
-       coalesce(sum(m.good) FILTER (WHERE NOT m.outside), 0)::bigint,
-       coalesce(sum(m.neutral) FILTER (WHERE NOT m.outside), 0)::bigint,
-       coalesce(bool_or(m.nonsense) FILTER (WHERE NOT m.outside), false),
-       count(DISTINCT m.minute) FILTER (WHERE NOT m.outside),
-       count(DISTINCT m.minute) FILTER (WHERE m.outside),
-       coalesce(sum(m.offered) FILTER (WHERE m.outside), 0)::bigint,
-       coalesce(sum(m.running), 0)::bigint,
-       max(m.minute)
-  FROM unnest(%(contracts)s::int[], %(names)s::text[], %(starts)s::timestamptz[]) AS span (contract_id, name, begins)
-  JOIN minutes AS m ON m.contract_id = span.contract_id AND m.minute >= span.begins
- GROUP BY span.contract_id, span.name
-"""
 
 _CAUSES = """
 SELECT version.contract_id, cause.key, sum(cause.value::bigint)::bigint
@@ -95,128 +67,137 @@ SELECT version.contract_id, cause.key, sum(cause.value::bigint)::bigint
 _BURN_SERIES = """
 SELECT version.contract_id, counts.minute, sum(counts.offered)::bigint, sum(counts.admitted)::bigint,
        sum(counts.successful)::bigint, sum(counts.good)::bigint, sum(counts.neutral)::bigint,
-       coalesce(sum(causes.bad), 0)::bigint
+       sum(CASE WHEN counts.minute < %(settled)s THEN 0
+                ELSE coalesce((SELECT sum(value::bigint) FROM jsonb_each_text(counts.bad)), 0) END)::bigint
   FROM contracts_objectiveminute AS counts
   JOIN contracts_contractversion AS version ON version.id = counts.contract_version_id
-  LEFT JOIN LATERAL (SELECT sum(value::bigint) AS bad FROM jsonb_each_text(counts.bad)) AS causes ON true
- WHERE counts.minute >= %s AND counts.minute < %s AND version.contract_id = ANY(%s)
+ WHERE counts.minute >= %(since)s AND counts.minute < %(until)s AND version.contract_id = ANY(%(contracts)s)
  GROUP BY version.contract_id, counts.minute
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Counts of one contract over one span of time; minutes above the load range are apart."""
-
-    totals: Totals
-    nonsense: bool = False
-    minutes_in_range: int = 0
-    minutes_out_of_range: int = 0
-    offered_out_of_range: int = 0
-    running: int = 0
-    last_minute: datetime | None = None
-
-    @property
-    def judged(self) -> Totals:
-        """Totals for the core; counts that contradict each other in any minute are nonsense as a whole."""
-        return Totals(good=1) if self.nonsense else self.totals
+CONTRACT_COLUMNS = ("slug", "name", "workload_class_id", "tenant_id")
 
 
-NOTHING = Span(Totals())
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Evaluation:
-    """One latency contract at one instant. `burn` maps a span in seconds to its rate; None is unknown."""
+    """One latency contract at one instant, from its counts over each span (those in which nothing was counted are
+    missing). `bad_by_cause` is None where causes were not asked for.
+
+    What follows from the counts is worked out when it is asked for: of thousands of contracts all are graded, and few
+    are looked at.
+    """
 
     contract: Contract
     version: ContractVersion
     at: datetime
-    window: Span
-    result: ObjectiveResult
-    burn: Mapping[int, float | None]
-    rules: tuple[BurnState, ...]
-    budget_left: Fraction | None
-    absence: AbsenceTimes
-    bad_by_cause: Mapping[str, int]
+    spans: Mapping[str, Span]
+    bad_by_cause: Mapping[str, int] | None
+
+    @cached_property
+    def objective(self) -> Objective:
+        return objective_of(self.version)
 
     @property
+    def window(self) -> Span:
+        return self.spans.get(WINDOW, NOTHING)
+
+    @cached_property
     def own(self) -> Compliance:
-        return self.result.populations[Population(self.version.population)]
+        """The contract's own population over its window."""
+        return judge_population(self.window.judged, self.objective.population, self.objective)
+
+    @cached_property
+    def result(self) -> ObjectiveResult:
+        """All populations over the window."""
+        return judge_totals(self.window.judged, self.objective)
+
+    @cached_property
+    def burn(self) -> Mapping[int, float | None]:
+        """A span in seconds -> its burn rate; None is unknown."""
+        return {seconds: self.burn_over(seconds) for seconds in BURN_SPANS_S}
+
+    def burn_over(self, seconds: int) -> float | None:
+        """One of them."""
+        return burn_of(self._over(seconds), self.objective)
+
+    def _over(self, seconds: int) -> Totals:
+        return self.spans.get(str(seconds), NOTHING).judged
 
     @property
+    def rules(self) -> tuple[BurnState, ...]:
+        """Every rule that can fire for this target, as it stands."""
+        return tuple(self._state(rule) for rule in reachable_rules(self.objective.target).kept)
+
+    @cached_property
     def firing(self) -> tuple[BurnState, ...]:
-        return tuple(state for state in self.rules if state.firing)
+        kept = reachable_rules(self.objective.target).kept
+        return tuple(self._state(rule) for rule in kept if fires(rule, *self._windows(rule), self.objective))
+
+    def _windows(self, rule: BurnRule) -> tuple[Totals, Totals]:
+        return self._over(rule.long_us // US_PER_S), self._over(rule.short_us // US_PER_S)
+
+    def _state(self, rule: BurnRule) -> BurnState:
+        return evaluate_burn(rule, *self._windows(rule), self.objective)
 
     @property
+    def budget_left(self) -> Fraction | None:
+        return budget_remaining(self._period, self.objective)
+
+    @property
+    def _period(self) -> Totals:
+        return self.spans.get(PERIOD, NOTHING).judged
+
+    @property
+    def absence(self) -> AbsenceTimes:
+        return absence_times(self.objective.target, self.version.budget_period_s * US_PER_S)
+
+    @cached_property
     def grade(self) -> str:
         """`bad`, `risk`, `unknown` or `ok`: how much attention it needs, in the words of the status chips."""
-        if self.result.verdict is Verdict.MISSED or any(s.rule.severity is Severity.PAGE for s in self.firing):
+        verdict = self.own.verdict
+        if verdict is Verdict.MISSED or any(s.rule.severity is Severity.PAGE for s in self.firing):
             return "bad"
-        if self.firing or (self.budget_left is not None and self.budget_left < AT_RISK_BUDGET):
+        if self.firing or budget_is_under(AT_RISK_BUDGET, self._period, self.objective):
             return "risk"
-        return "unknown" if self.result.verdict is Verdict.UNKNOWN else "ok"
+        return "unknown" if verdict is Verdict.UNKNOWN else "ok"
 
 
 def objective_of(version: ContractVersion) -> Objective:
     """The core's objective of a version."""
-    return Objective(
-        target=Fraction(version.target_ppm, PPM),
-        population=Population(version.population),
-        load_max_per_s=version.load_limit_per_s,
-        min_events=version.min_events,
-    )
+    return _objective(version.target_ppm, version.population, version.load_limit_per_s, version.min_events)
 
 
-def in_force(now: datetime, contracts: Sequence[Contract] | None = None) -> list[Standing]:
-    """Contracts that are not archived with the version in force, by slug."""
-    if contracts is None:
-        contracts = list(
-            Contract.objects.filter(archived_at=None).select_related("workload_class", "tenant").order_by("slug")
-        )
-    return standings(contracts, now)
+@lru_cache(maxsize=1_024)
+def _objective(target_ppm: int, population: str, load_max_per_s: float | None, min_events: int) -> Objective:
+    # Of thousands of contracts few promise something of their own.
+    return Objective(Fraction(target_ppm, PPM), Population(population), load_max_per_s, min_events)
 
 
-def evaluate(rows: Iterable[Standing], now: datetime, *, pool_id: int | None = None) -> dict[int, Evaluation]:
-    """Contract id -> evaluation, for latency contracts with a version in force; two statements."""
+def in_force(now: datetime, contracts: QuerySet[Contract] | None = None) -> list[Standing]:
+    """Contracts that are not archived (or those of them in `contracts`) with the version in force, by slug."""
+    rows = (Contract.objects if contracts is None else contracts).filter(archived_at=None)
+    # Of a tenant what a row names, and each class once: whole ones are most of what a thousand contracts take.
+    rows = rows.select_related(None).select_related("tenant").prefetch_related("workload_class")
+    return standings(rows.only(*CONTRACT_COLUMNS, "tenant__slug", "tenant__name").order_by("slug"), now)
+
+
+def evaluate(
+    rows: Iterable[Standing], now: datetime, *, pool_id: int | None = None, with_causes: bool = True
+) -> dict[int, Evaluation]:
+    """Contract id -> evaluation, for latency contracts with a version in force; two statements, one without causes."""
     versions = [row.in_force for row in rows if row.in_force is not None and row.in_force.objective == "latency"]
     contracts = {row.contract.pk: row.contract for row in rows}
     if not versions:
         return {}
-    spans = [(v.contract_id, *span) for v in versions for span in _spans_of(v, now)]
-    counts = _counted(spans, now, pool_id)
-    causes = _causes([(v.contract_id, now - timedelta(seconds=v.window_s)) for v in versions], now, pool_id)
+    spans = [Spans(v.contract_id, v.window_s * US_PER_S, v.budget_period_s * US_PER_S) for v in versions]
+    counts = counted(spans, BURN_SPANS_US, now, pool_id)
+    begun = [(v.contract_id, now - timedelta(seconds=v.window_s)) for v in versions]
+    causes = _causes(begun, now, pool_id) if with_causes else None
     return {
         version.contract_id: _evaluation(contracts[version.contract_id], version, counts, causes, now)
         for version in versions
     }
-
-
-def _spans_of(version: ContractVersion, now: datetime) -> list[tuple[str, datetime]]:
-    seconds = {str(s): s for s in BURN_SPANS_S} | {WINDOW: version.window_s, PERIOD: version.budget_period_s}
-    return [(name, now - timedelta(seconds=length)) for name, length in seconds.items()]
-
-
-def _counted(
-    spans: Sequence[tuple[int, str, datetime]], until: datetime, pool_id: int | None
-) -> dict[tuple[int, str], Span]:
-    with connection.cursor() as cursor:
-        cursor.execute(
-            _SPANS,
-            {
-                "settled": until - SETTLING,
-                "since": min(begins for _, _, begins in spans),
-                "until": until,
-                "pool": pool_id,
-                "contracts": [contract_id for contract_id, _, _ in spans],
-                "names": [name for _, name, _ in spans],
-                "starts": [begins for _, _, begins in spans],
-            },
-        )
-        return {
-            (contract_id, name): Span(Totals(*sums), nonsense, inside, outside, offered_outside, running, last)
-            for contract_id, name, *sums, nonsense, inside, outside, offered_outside, running, last in cursor.fetchall()
-        }
 
 
 def _causes(spans: Sequence[tuple[int, datetime]], until: datetime, pool_id: int | None) -> dict[int, dict[str, int]]:
@@ -240,70 +221,84 @@ def _causes(spans: Sequence[tuple[int, datetime]], until: datetime, pool_id: int
 def _evaluation(
     contract: Contract,
     version: ContractVersion,
-    counts: Mapping[tuple[int, str], Span],
-    causes: Mapping[int, Mapping[str, int]],
+    counts: Counts,
+    causes: Mapping[int, Mapping[str, int]] | None,
     now: datetime,
 ) -> Evaluation:
-    objective = objective_of(version)
+    bad_by_cause = None if causes is None else causes.get(version.contract_id, {})
+    return Evaluation(contract, version, now, counts.get(version.contract_id, {}), bad_by_cause)
 
-    def span(name: str | int) -> Span:
-        return counts.get((version.contract_id, str(name)), NOTHING)
 
-    window, period = span(WINDOW), span(PERIOD)
-    result = judge_totals(window.judged, objective)
-    rules = tuple(
-        evaluate_burn(rule, span(rule.long_us // 10**6).judged, span(rule.short_us // 10**6).judged, objective)
-        for rule in reachable_rules(objective.target).kept
+def watched(evaluations: Iterable[Evaluation]) -> list[Evaluation]:
+    """Those whose burn minute by minute somebody looks at: in trouble, and the first BURNS_SHOWN of the others."""
+    known = ((GRADES.index(one.grade), one) for one in evaluations if one.burn_over(HOUR_S) is not None)
+    ordered = sorted(
+        known, key=lambda pair: (pair[0], -(pair[1].burn_over(FIVE_MINUTES_S) or 0.0), pair[1].contract.slug)
     )
-    return Evaluation(
-        contract=contract,
-        version=version,
-        at=now,
-        window=window,
-        result=result,
-        burn={seconds: _burn(span(seconds), objective) for seconds in BURN_SPANS_S},
-        rules=rules,
-        budget_left=budget_remaining(period.judged, objective),
-        absence=absence_times(objective.target, version.budget_period_s * 10**6),
-        bad_by_cause=causes.get(version.contract_id, {}),
-    )
+    in_trouble = (GRADES.index("bad"), GRADES.index("risk"))
+    return [one for number, (place, one) in enumerate(ordered) if place in in_trouble or number < BURNS_SHOWN]
 
 
-def _burn(span: Span, objective: Objective) -> float | None:
-    judged = judge_totals(span.judged, objective).populations[objective.population]
-    return None if judged.burn_rate is None else float(judged.burn_rate)
+class BurnSeries(Mapping[int, list[tuple[datetime, float | None]]]):
+    """Contract id -> (minute, burn over the `span` minutes that end with it), worked out for those that are looked at.
+
+    The burn is None where nothing was counted.
+    """
+
+    def __init__(
+        self,
+        versions: Sequence[ContractVersion],
+        counts: Mapping[int, Mapping[datetime, Totals]],
+        instants: Sequence[datetime],
+        span: int,
+    ) -> None:
+        self._versions = {version.contract_id: version for version in versions}
+        self._counts, self._instants, self._span = counts, instants, span
+        self._made: dict[int, list[tuple[datetime, float | None]]] = {}
+        self._silent: list[tuple[datetime, float | None]] = [(at, None) for at in instants]
+
+    def __getitem__(self, contract_id: int) -> list[tuple[datetime, float | None]]:
+        if contract_id not in self._made:
+            version, own = self._versions[contract_id], self._counts.get(contract_id)
+            if own is None:
+                return self._silent
+            self._made[contract_id] = [(at, self._burn(version, own, at)) for at in self._instants]
+        return self._made[contract_id]
+
+    def _burn(self, version: ContractVersion, own: Mapping[datetime, Totals], at: datetime) -> float | None:
+        minutes = (at - timedelta(minutes=back) for back in range(self._span))
+        totals = sum((own[minute] for minute in minutes if minute in own), NO_REQUESTS)
+        return burn_of(totals, objective_of(version))
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._versions)
+
+    def __len__(self) -> int:
+        return len(self._versions)
 
 
-def burn_series(
-    versions: Sequence[ContractVersion], now: datetime, *, minutes: int = 60, span: int = 5
-) -> dict[int, list[tuple[datetime, float | None]]]:
-    """Contract id -> (minute, burn over the `span` minutes that end with it); None where nothing was counted."""
+def burn_series(versions: Sequence[ContractVersion], now: datetime, *, minutes: int = 60, span: int = 5) -> BurnSeries:
+    """The last `minutes` minutes of each version's contract; one statement."""
     last = now.replace(second=0, microsecond=0)
     first = last - timedelta(minutes=minutes - 1)
     counts: dict[int, dict[datetime, Totals]] = {}
     with connection.cursor() as cursor:
-        cursor.execute(_BURN_SERIES, [first - timedelta(minutes=span), now, [v.contract_id for v in versions]])
+        since, settled = first - timedelta(minutes=span), now - SETTLING
+        asked = [version.contract_id for version in versions]
+        cursor.execute(_BURN_SERIES, {"since": since, "until": now, "settled": settled, "contracts": asked})
         for contract_id, minute, offered, admitted, successful, good, neutral, bad in cursor.fetchall():
-            running = max(0, offered - good - neutral - bad) if minute >= now - SETTLING else 0
+            running = max(0, offered - good - neutral - bad) if minute >= settled else 0
             totals = Totals(offered - running, admitted - running, successful, good, neutral)
             counts.setdefault(contract_id, {})[minute] = totals
-    series = {}
-    for version in versions:
-        own, objective = counts.get(version.contract_id, {}), objective_of(version)
-        points = []
-        for number in range(minutes):
-            at = first + timedelta(minutes=number)
-            totals = sum((own[m] for back in range(span) if (m := at - timedelta(minutes=back)) in own), Totals())
-            points.append((at, _burn(Span(totals), objective) if totals.offered else None))
-        series[version.contract_id] = points
-    return series
+    instants = [first + timedelta(minutes=number) for number in range(minutes)]
+    return BurnSeries(versions, counts, instants, span)
 
 
 def evaluate_range(contract: Contract, version: ContractVersion, since: datetime, until: datetime) -> Evaluation:
     """One contract over [since, until) in place of its window, judged by the version that is in force at the end."""
-    spans = [(contract.pk, WINDOW, since), (contract.pk, PERIOD, since)]
-    spans += [(contract.pk, str(s), max(since, until - timedelta(seconds=s))) for s in BURN_SPANS_S]
-    counts = _counted(spans, until, None)
+    whole_us = (until - since) // timedelta(microseconds=1)
+    lengths = {name: min(us, whole_us) for name, us in BURN_SPANS_US.items()}
+    counts = counted([Spans(contract.pk, whole_us, whole_us)], lengths, until, None)
     return _evaluation(contract, version, counts, _causes([(contract.pk, since)], until, None), until)
 
 
@@ -322,7 +317,7 @@ def as_json(evaluation: Evaluation) -> dict[str, Any]:
         "populations": {str(name): _population(row) for name, row in result.populations.items()},
         "neutral": evaluation.window.totals.neutral,
         "running": evaluation.window.running,
-        "bad_by_cause": dict(sorted(evaluation.bad_by_cause.items())),
+        "bad_by_cause": dict(sorted((evaluation.bad_by_cause or {}).items())),
         "minutes_in_range": evaluation.window.minutes_in_range,
         "minutes_out_of_range": evaluation.window.minutes_out_of_range,
         "offered_out_of_range": evaluation.window.offered_out_of_range,
@@ -338,8 +333,8 @@ def _population(row: Compliance) -> dict[str, Any]:
         "total": row.total,
         "good": row.good,
         "bad": row.bad,
-        "compliance": None if row.compliance is None else float(row.compliance),
-        "burn_rate": None if row.burn_rate is None else float(row.burn_rate),
+        "compliance": row.good / row.total if row.total else None,
+        "burn_rate": row.burn,
         "interval": None if row.interval is None else [row.interval.low, row.interval.high],
         "verdict": str(row.verdict),
         "unknown_reason": None if row.unknown_reason is None else str(row.unknown_reason),
@@ -352,8 +347,8 @@ def _alert(state: BurnState) -> dict[str, Any]:
         "factor": float(state.rule.factor),
         "long_s": state.rule.long_us // 10**6,
         "short_s": state.rule.short_us // 10**6,
-        "long_burn": None if state.long.burn_rate is None else float(state.long.burn_rate),
-        "short_burn": None if state.short.burn_rate is None else float(state.short.burn_rate),
+        "long_burn": state.long.burn,
+        "short_burn": state.short.burn,
         "firing": state.firing,
         "reason": state.reason,
     }

@@ -11,7 +11,8 @@ from controlplane.core.reasons import Reason
 from controlplane.fleet.models import Agent, AgentLive, Slot
 from controlplane.flex import band_now
 from controlplane.flex.band_now import FRESH
-from controlplane.flex.effects import Effect, Figure, band_lines, job_lines, slack_noted
+from controlplane.flex.effects import Effect, Figure, band_lines, slack_noted
+from controlplane.flex.job_lines import job_lines, jobs_noted, said_of_jobs
 from controlplane.jobs.models import Job
 from controlplane.tenants.models import ApiKey, Tenant
 from controlplane.usage.models import RefusalMinute
@@ -84,6 +85,8 @@ def of_drain(agent: Agent, now: datetime) -> Effect:
     if lent:
         said.append(f"Its lent slots are recalled: {', '.join(lent)}.")
     said.append(_who_is_left(agent, now))
+    said += said_of_jobs([before, after], band.best_effort)
+    jobs = job_lines([before, after])
     return Effect(
         columns=("Now", "Drained"),
         said=tuple(said),
@@ -93,9 +96,9 @@ def of_drain(agent: Agent, now: datetime) -> Effect:
             Figure("Interactive floor, slots", (fixed(len(floor)), fixed(len(left))), "" if left else "bad"),
             *band_lines(band, [before, after]),
         ),
-        **job_lines([before, after]),
+        **jobs,
         noted={"running": present.running, "waiting": present.waiting, "load_before": before.load,
-               "load_expected": after.load, **slack_noted(before, after)},
+               "load_expected": after.load, **slack_noted(before, after), **jobs_noted(jobs["jobs"])},
     )  # fmt: skip
 
 

@@ -19,6 +19,7 @@ import orjson
 import redis.asyncio as redis
 
 from controlplane.live.frames import CHANNEL_PREFIX, LAST_PREFIX, encode
+from controlplane.live.live_frame import LiveFrame
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +27,8 @@ RECONNECT_S = (0.2, 0.5, 1.0, 2.0)
 POLL_S = 0.1
 CLOSE_AGAIN_S = 0.5
 
-Send = Callable[[bytes], Awaitable[None]]
+Send = Callable[[LiveFrame], Awaitable[None]]
+Write = Callable[[LiveFrame], bool]
 
 
 @dataclass(slots=True)
@@ -39,30 +41,39 @@ class Topic:
     at: str = ""
     data: dict[str, Any] = field(default_factory=dict)
     viewers: set[Viewer] = field(default_factory=set)
-    encoded: bytes | None = None
+    encoded: LiveFrame | None = None
 
     @property
     def known(self) -> bool:
         return self.seq > 0
 
-    def snapshot(self) -> bytes:
+    def snapshot(self) -> LiveFrame:
         """The newest state as one frame, encoded once per seq whoever asks."""
         if self.encoded is None:
-            self.encoded = encode("snapshot", self.name, self.epoch, self.seq, self.at, self.data)
+            self.encoded = LiveFrame(encode("snapshot", self.name, self.epoch, self.seq, self.at, self.data))
         return self.encoded
 
 
-class Viewer:
-    """One socket. `wake` is set when something is pending; `pump` sends it, one frame at a time."""
+def _cannot_write(_: LiveFrame) -> bool:
+    return False
 
-    def __init__(self, send: Send) -> None:
-        self._send = send
-        self._pending: dict[str, bytes | None] = {}
+
+class Viewer:
+    """One socket. A frame is written at once where `write` can; else it is pending, `wake` is set, and `pump` sends
+    what is pending, one frame at a time.
+    """
+
+    def __init__(self, send: Send, write: Write = _cannot_write) -> None:
+        self._send, self._write = send, write
+        self._pending: dict[str, LiveFrame | None] = {}
+        self._sending = False
         self._wake = asyncio.Event()
         self.topics: dict[str, Topic] = {}
 
-    def offer(self, topic: Topic, delta: bytes | None) -> None:
+    def offer(self, topic: Topic, delta: LiveFrame | None) -> None:
         """A newer frame of a topic; with one still pending only the newest state will do."""
+        if not self._pending and not self._sending and self._write(topic.snapshot() if delta is None else delta):
+            return
         self._pending[topic.name] = None if topic.name in self._pending else delta
         self._wake.set()
 
@@ -84,7 +95,9 @@ class Viewer:
                 topic = self.topics.get(name)
                 if topic is None or not topic.known:
                     continue
+                self._sending = True
                 await self._send(topic.snapshot() if delta is None else delta)
+                self._sending = False
 
 
 class Hub:
@@ -215,7 +228,7 @@ class Hub:
             self._offer(topic, None)
         elif topic.known and same and frame["seq"] == topic.seq + 1:
             self._hold(topic, frame, {**topic.data, **frame["data"]})
-            self._offer(topic, raw)
+            self._offer(topic, LiveFrame(raw))
         else:
             await self._refresh(topic)
 
@@ -236,7 +249,7 @@ class Hub:
         topic.data, topic.encoded = data, None
 
     @staticmethod
-    def _offer(topic: Topic, delta: bytes | None) -> None:
+    def _offer(topic: Topic, delta: LiveFrame | None) -> None:
         for viewer in topic.viewers:
             viewer.offer(topic, delta)
 

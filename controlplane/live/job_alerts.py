@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from controlplane.core.period import from_us
 from controlplane.fleet.models import Pool
+from controlplane.jobs.queries import unfinished_items
 from controlplane.live.attention import link
 from controlplane.live.deadlines import Night
 from controlplane.live.job_risks import JobRisk, ParkedItems
@@ -37,8 +38,11 @@ def _deadline(reading: Reading, pool: Pool, risks: list[JobRisk]) -> Row:
     missed = [risk for risk in risks if risk.missed]
     ahead = [risk for risk in risks if not risk.missed]
     said = []
-    if ahead:
-        said.append(f"{_jobs(len(ahead))} too slow for the deadline")
+    slow, unpaid = [risk for risk in ahead if risk.short_of_slots], [risk for risk in ahead if risk.unpaid]
+    if slow:
+        said.append(f"{_jobs(len(slow))} too slow for the deadline")
+    if unpaid:
+        said.append(f"{_jobs(len(unpaid))} short of money for the deadline")
     if missed:
         said.append(f"{_jobs(len(missed))} past the deadline and not done")
     first = min(risk.job.deadline for risk in risks if risk.job.deadline is not None)
@@ -47,17 +51,38 @@ def _deadline(reading: Reading, pool: Pool, risks: list[JobRisk]) -> Row:
         "kind": "deadline",
         "pool": pool.slug,
         "contract": "",
-        "causes": [*_why_short(reading, pool), *(_job_cause(risk, reading) for risk in (*ahead, *missed)[:JOBS_NAMED])],
+        "causes": [
+            *(_why_short(reading, pool) if slow or missed else ()),
+            *_why_unpaid(risks),
+            *(_job_cause(risk, reading) for risk in (*ahead, *missed)[:JOBS_NAMED]),
+        ],
         "grade": "risk",
         "word": "Ticket",
         "title": f"{pool.slug}: {', '.join(said)}",
-        "text": (
-            f"The first is due {first:%H:%M} UTC. The slots that serve batch are too few for the work that is left,"
-            " and loans did not come or are not enough."
-        ),
+        "text": " ".join([f"The first is due {first:%H:%M} UTC.", *_said_why(slow, unpaid)]),
         "since": iso(first) if missed else None,
         "url": link("jobs") + f"?pool={pool.slug}" if link("jobs") else link("pool", pool.slug),
     }
+
+
+def _said_why(slow: list[JobRisk], unpaid: list[JobRisk]) -> Iterator[str]:
+    if unpaid:
+        yield "Hard budgets do not pay for all items that are left before it is too late for them."
+    if slow or not unpaid:
+        yield (
+            "The slots that serve batch are too few for the work that is left,"
+            " and loans did not come or are not enough."
+        )
+
+
+def _why_unpaid(risks: list[JobRisk]) -> Iterator[dict[str, str]]:
+    """Each budget that jobs wait for, with when it has money again."""
+    windows = dict.fromkeys(risk.unpaid.window for risk in risks if risk.unpaid is not None)
+    for window in list(windows)[:JOBS_NAMED]:
+        value = (
+            f"{window.window} of {window.level}: its next window begins {from_us(window.ends_at_us):%Y-%m-%d %H:%M} UTC"
+        )
+        yield {"label": "Budget", "value": value, "url": link("tenant", window.level)}
 
 
 def _jobs(count: int) -> str:
@@ -72,8 +97,10 @@ def _job_cause(risk: JobRisk, reading: Reading) -> dict[str, str]:
         late = duration(round((reading.now - job.deadline).total_seconds() * 1_000_000))
         value = f"due {late} ago, {left}"
     else:
-        slack = "nothing serves batch" if risk.slack is None else f"slack {fixed(risk.slack, 2)}"
-        value = f"{slack}, due {job.deadline:%H:%M} UTC, {left}"
+        short = "nothing serves batch" if risk.slack is None else f"slack {fixed(risk.slack, 2)}"
+        if risk.unpaid is not None:
+            short = f"budget pays for {risk.unpaid.items:,} of {unfinished_items(job):,} items"
+        value = f"{short}, due {job.deadline:%H:%M} UTC, {left}"
     return {
         "label": f"{job.name or str(job.uuid)[:8]} of {job.tenant.slug}",
         "value": value,

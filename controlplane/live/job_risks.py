@@ -1,5 +1,8 @@
 """Jobs that will miss their deadline as things stand, jobs that missed it, and items that three failures parked.
 
+Slots or money may be what a job is short of. Items that no hard budget pays for wait for its next window: a job is at
+risk when that begins too late for them.
+
 Short at this instant is no risk yet: the band may lend, and does so after its hold time. A job is at risk when all the
 loans that the policy allows are too few, or when it stayed short for longer than a loan takes to come.
 """
@@ -9,18 +12,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from fractions import Fraction
 from typing import Final
 
 from django.db import connection
 from django.db.models import Q
 
 from controlplane.core.batch_items import ItemState
+from controlplane.core.flex_demand import available_slots
 from controlplane.core.flex_snapshot import FlexSlot
+from controlplane.core.period import to_us
 from controlplane.core.slot_states import Band, SlotState
 from controlplane.fleet.models import Pool
-from controlplane.jobs.listing import slack_at_deadlines
+from controlplane.jobs.listing import rooms, slack_over, with_deadline_ahead
 from controlplane.jobs.models import Job
-from controlplane.jobs.queries import remaining_gpu_us, slots_of
+from controlplane.jobs.paid_work import Payment
+from controlplane.jobs.queries import backlog_of, estimate_of, remaining_gpu_us, slots_of, unfinished_items
+from controlplane.tenants.models import Tenant
 
 #: Beyond the hold time: a loan comes with a decision interval, and its slack with a tick.
 LOAN_TAKES: Final = timedelta(seconds=60)
@@ -33,12 +41,15 @@ JOBS_MOST: Final = 500
 @dataclass(frozen=True, slots=True)
 class JobRisk:
     """A job short of time. `slack` is at its deadline over the present slots, None where nothing serves batch;
-    `missed`: the deadline has passed."""
+    `missed`: the deadline has passed; `unpaid`: what money there is for it, where that is what it is short of.
+    """
 
     job: Job
     slack: float | None
     remaining_us: int
     missed: bool
+    short_of_slots: bool = False
+    unpaid: Payment | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +70,13 @@ class JobRisks:
 
 NONE: Final = JobRisks({}, {})
 
+# What a job's row and its arithmetic ask for: with all columns, its admission among them, five hundred take five times
+# as long.
+_NAMED: Final = (
+    "uuid", "name", "state", "deadline", "items", "items_completed", "items_parked", "items_cancelled", "gpu_us_done",
+    "prompt_tokens", "expected_output_tokens", "pool_id", "tenant_id", "admission",
+)  # fmt: skip
+
 
 def read(pools: Iterable[Pool], now: datetime) -> JobRisks:
     """All pools at once; as many statements for many as for one."""
@@ -67,25 +85,49 @@ def read(pools: Iterable[Pool], now: datetime) -> JobRisks:
 
 
 def _short(pools: Mapping[int, Pool], now: datetime) -> dict[int, list[JobRisk]]:
-    rows = Job.objects.filter(
-        pool__in=list(pools), state=Job.State.RUNNING, deadline__gt=now - LOOKED_BACK
-    ).select_related("pool", "tenant")
-    jobs = list(rows.order_by("deadline", "pk")[:JOBS_MOST])
+    rows = Job.objects.filter(pool__in=list(pools), state=Job.State.RUNNING)
+    # All that run, for each is backlog of the others: those that are late, or due first, are looked at.
+    running = list(rows.only(*_NAMED))
+    for job in running:
+        job.pool = pools[job.pool_id]
+    dated = [job for job in running if job.deadline is not None and job.deadline > now - LOOKED_BACK]
+    jobs = sorted(dated, key=lambda job: (job.deadline, job.pk))[:JOBS_MOST]
     if not jobs:
         return {}
-    slots = slots_of(pools, now)
-    present = slack_at_deadlines(jobs, now, slots=slots)
-    most = slack_at_deadlines(jobs, now, slots=_all_lent(pools, slots, now))
+    slots, backlog = slots_of(pools, now), backlog_of(running, now)
+    asked = rooms(with_deadline_ahead(jobs, now), backlog.jobs, now)
+    present, most = slack_over(asked, slots), slack_over(asked, _all_lent(pools, slots, now))
     lasting = _short_for_long({job.pool_id for job in jobs if _is_short(present, job)}, now)
+    available = {pool_id: available_slots(own) for pool_id, own in slots.items()}
     found: dict[int, list[JobRisk]] = {}
     for job in jobs:
         assert job.deadline is not None
         remaining_us = remaining_gpu_us(job, job.pool)
         missed = job.deadline <= now
-        risk = _is_short(present, job) and (_is_short(most, job) or job.pool_id in lasting)
-        if remaining_us and (missed or risk):
-            found.setdefault(job.pool_id, []).append(JobRisk(job, present.get(job.pk), remaining_us, missed))
+        short = _is_short(present, job) and (_is_short(most, job) or job.pool_id in lasting)
+        unpaid = backlog.unpaid.get(job.pk)
+        if unpaid is not None and not _paid_too_late(job, unpaid, available.get(job.pool_id, Fraction(0))):
+            unpaid = None
+        if remaining_us and (missed or short or unpaid):
+            risk = JobRisk(job, present.get(job.pk), remaining_us, missed, short, unpaid)
+            found.setdefault(job.pool_id, []).append(risk)
+    _name_tenants(risk.job for risks in found.values() for risk in risks)
     return found
+
+
+def _name_tenants(jobs: Iterable[Job]) -> None:
+    wanted = list(jobs)
+    tenants = Tenant.objects.only("slug").in_bulk({job.tenant_id for job in wanted})
+    for job in wanted:
+        job.tenant = tenants[job.tenant_id]
+
+
+def _paid_too_late(job: Job, payment: Payment, available: Fraction) -> bool:
+    """Whether what the budget does not pay for cannot be done from the window's end to the deadline."""
+    assert job.deadline is not None
+    unpaid_us = (unfinished_items(job) - payment.items) * estimate_of(job, job.pool).gpu_us_per_item
+    left_us = to_us(job.deadline) - payment.window.ends_at_us
+    return left_us <= 0 or unpaid_us > available * left_us
 
 
 def _is_short(slack: Mapping[int, float | None], job: Job) -> bool:
@@ -106,7 +148,7 @@ def _all_lent(
         flex = [slot for slot in own if slot.band is Band.FLEX]
         away = sum(slot.state is SlotState.LENT for slot in flex)
         room = 0 if frozen else (len(flex) if pool.max_lent is None else max(0, pool.max_lent - away))
-        home = [slot.name for slot in flex if slot.state is SlotState.HOME][:room]
+        home = {slot.name for slot in [slot for slot in flex if slot.state is SlotState.HOME][:room]}
         found[pool_id] = [replace(slot, state=SlotState.LENT) if slot.name in home else slot for slot in own]
     return found
 

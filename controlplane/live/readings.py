@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -20,6 +20,7 @@ from controlplane.contracts.queries import Standing
 from controlplane.core.reasons import BY_CODE
 from controlplane.fleet.models import Agent, Pool, Slot, SlotInterval, SlotTenure
 from controlplane.flex.models import Decision, Grant, Lend
+from controlplane.flex.samples import figures_of
 from controlplane.flex.telemetry import week_start
 from controlplane.live import contracts, deadlines, job_risks, stages
 from controlplane.live.act_kinds import ACTS
@@ -38,9 +39,11 @@ CHANGES_SHOWN = 12
 
 _SAMPLES = """
 SELECT pool.id, sample.at, sample.p95_queue_us, sample.admitted_per_s, sample.safe_rate_per_s, sample.slack,
-       sample.telemetry_age_us, sample.figures
+       sample.telemetry_age_us, sample.whole_at, sample.figures, whole.figures
   FROM fleet_pool AS pool
  CROSS JOIN LATERAL (SELECT * FROM flex_poolsample WHERE pool_id = pool.id ORDER BY at DESC LIMIT 1) AS sample
+  LEFT JOIN flex_poolsample AS whole
+         ON whole.pool_id = pool.id AND whole.at = sample.whole_at AND whole.whole_at IS NULL
  WHERE pool.archived_at IS NULL
 """
 
@@ -63,7 +66,8 @@ class Sample:
     safe_rate_per_s: float | None
     slack: float | None
     telemetry_age_us: int | None
-    figures: Mapping[str, Any]
+    whole_at: datetime | None
+    figures: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +91,17 @@ class Change:
     url: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Homes:
+    """The pools whose home class is a class, or all that have none for a class that is nobody's home."""
+
+    pools: list[Pool]
+    heard: datetime | None
+    """The newest report among their agents."""
+    silent: bool
+    """There are such pools and nobody in them was heard lately: what they do is not known."""
+
+
 @dataclass
 class Reading:
     """All rows of a tick, by pool where that makes sense."""
@@ -106,7 +121,7 @@ class Reading:
     standings: list[Standing]
     evaluations: dict[int, contracts.Evaluation]
     nights: dict[int, deadlines.Night]
-    burn: dict[int, list[tuple[datetime, float | None]]]
+    burn: Mapping[int, list[tuple[datetime, float | None]]]
     stages: stages.Breakdowns
     drift: list[AgentDrift]
     changes: list[Change]
@@ -117,6 +132,19 @@ class Reading:
     marks: dict[str, Mark] = field(default_factory=dict)
     engine_points: dict[str, list[Point]] = field(default_factory=dict)
     """By the slug of a pool: what the publisher told of its engines in the last minutes."""
+
+    _homes: dict[str, Homes] = field(default_factory=dict)
+
+    def homes(self, class_slug: str) -> Homes:
+        """Looked for once for each class: of thousands of contracts many share one."""
+        if class_slug not in self._homes:
+            own = [pool for pool in self.pools if class_slug in (pool.interactive_class, pool.batch_class)]
+            pools = own or [pool for pool in self.pools if not (pool.interactive_class or pool.batch_class)]
+            words = [word for pool in pools for word in self.words.get(pool.pk, [])]
+            heard = max((word.reported_at for word in words if word.reported_at), default=None)
+            silent = bool(pools) and not any(word.fresh(self.now) for word in words)
+            self._homes[class_slug] = Homes(pools, heard, silent)
+        return self._homes[class_slug]
 
     def class_ids(self, pool: Pool, kind: str = "interactive") -> list[int]:
         """Classes of a kind whose requests this pool serves: its home class, or all of the kind without one."""
@@ -133,7 +161,7 @@ class SlowParts:
     standings: list[Standing]
     evaluations: dict[int, contracts.Evaluation]
     nights: dict[int, deadlines.Night]
-    burn: dict[int, list[tuple[datetime, float | None]]]
+    burn: Mapping[int, list[tuple[datetime, float | None]]]
     stages: stages.Breakdowns
     drift: list[AgentDrift]
     changes: list[Change]
@@ -146,8 +174,8 @@ class SlowParts:
 def read_slow(now: datetime) -> SlowParts:
     """The parts that change by the minute."""
     rows = contracts.in_force(now)
-    evaluations = contracts.evaluate(rows, now)
-    versions = [evaluation.version for evaluation in evaluations.values()]
+    evaluations = contracts.evaluate(rows, now, with_causes=False)
+    versions = [evaluation.version for evaluation in contracts.watched(evaluations.values())]
     return SlowParts(
         at=now,
         standings=rows,
@@ -164,8 +192,8 @@ def read_slow(now: datetime) -> SlowParts:
     )
 
 
-def read(now: datetime, slow: SlowParts | None = None) -> Reading:
-    """One tick of everything; `slow` parts of an earlier tick may be given."""
+def read(now: datetime, slow: SlowParts | None = None, *, with_lanes: bool = True) -> Reading:
+    """One tick of everything; `slow` parts of an earlier tick may be given. Only pools' own pages show lanes."""
     slow = read_slow(now) if slow is None else slow
     pools = list(Pool.objects.filter(archived_at=None).select_related("model").order_by("slug"))
     classes = {row.slug: row for row in WorkloadClass.objects.exclude(state=WorkloadClass.State.ARCHIVED)}
@@ -176,7 +204,7 @@ def read(now: datetime, slow: SlowParts | None = None) -> Reading:
         pools=pools,
         words=_words(agents, slots),
         slots=_by_pool(slots),
-        lanes=_lanes(now, slow.observed),
+        lanes=_lanes(now, slow.observed) if with_lanes else {},
         decisions=_decisions(now),
         lend_checks=_lend_checks(),
         samples=_samples(),
@@ -202,37 +230,52 @@ def read(now: datetime, slow: SlowParts | None = None) -> Reading:
 
 
 def _agents() -> list[Agent]:
-    return list(Agent.objects.filter(state=Agent.State.ACTIVE).select_related("live").order_by("name"))
+    rows = Agent.objects.filter(state=Agent.State.ACTIVE).select_related("live").order_by("name")
+    return list(rows.only("name", "pool_id", "live__reported_at", "live__figures", "live__revision"))
 
 
 _Slots = list[tuple[int, SlotNow]]
 
 
 def _slots() -> _Slots:
-    rows = Slot.objects.filter(removed_at=None, pool__archived_at=None).select_related("agent").order_by("name")
+    rows = Slot.objects.filter(removed_at=None, pool__archived_at=None).order_by("name")
+    columns = rows.values_list("pk", "pool_id", "name", "band", "agent_id", "agent__name")
     grants = {grant.slot_id: grant for grant in Grant.objects.all()}
-    open_now = {row.slot_id: row for row in SlotInterval.objects.filter(ended_at=None)}
-    return [(row.pool_id, _slot(row, grants.get(row.pk), open_now.get(row.pk))) for row in rows]
+    spans = SlotInterval.objects.filter(ended_at=None).values_list("slot_id", "state", "started_at")
+    open_now = {slot_id: (state, since) for slot_id, state, since in spans}
+    found = []
+    for pk, pool_id, name, band, agent_id, agent_name in columns:
+        grant, span = grants.get(pk), open_now.get(pk)
+        found.append((pool_id, _slot(pk, name, band, agent_id, agent_name or "", grant=grant, span=span)))
+    return found
 
 
-def _slot(row: Slot, grant: Grant | None, interval: SlotInterval | None) -> SlotNow:
-    flex = row.band == Slot.Band.FLEX or (grant is not None and grant.state not in ("home", "lost"))
-    state = grant.state if flex and grant is not None else (interval.state if interval is not None else "home")
-    if interval is not None and interval.state == "lost":
-        state = "lost"
+def _slot(
+    slot_id: int,
+    name: str,
+    band: str,
+    agent_id: int | None,
+    agent_name: str,
+    *,
+    grant: Grant | None,
+    span: tuple[str, datetime] | None,
+) -> SlotNow:
+    kept, since = span or ("home", None)
+    flex = band == Slot.Band.FLEX or (grant is not None and grant.state not in ("home", "lost"))
+    state = grant.state if flex and grant is not None and kept != "lost" else kept
     return SlotNow(
-        slot_id=row.pk,
-        name=row.name,
-        band=row.band,
-        agent_id=row.agent_id,
+        slot_id=slot_id,
+        name=name,
+        band=band,
+        agent_id=agent_id,
         state=state,
-        since=None if interval is None else interval.started_at,
+        since=since,
         recalled_at=None if grant is None else grant.recalled_at,
         lent_at=None if grant is None else grant.lent_at,
         expires_at=None if grant is None else grant.expires_at,
         reason="" if grant is None else grant.reason,
         fence=0 if grant is None else grant.fence,
-        agent_name=row.agent.name if row.agent is not None else "",
+        agent_name=agent_name,
     )
 
 
@@ -304,10 +347,11 @@ def _lend_checks() -> dict[tuple[int, int], Sequence[Mapping[str, Any]]]:
 def _samples() -> dict[int, Sample]:
     with connection.cursor() as cursor:
         cursor.execute(_SAMPLES)
-        return {
-            pool_id: Sample(at, p95, admitted, safe, slack, age, _json(seen))
-            for pool_id, at, p95, admitted, safe, slack, age, seen in cursor.fetchall()
-        }
+        found = {}
+        for pool_id, *columns, figures, whole in cursor.fetchall():
+            sample = Sample(*columns)
+            found[pool_id] = replace(sample, figures=figures_of(sample, figures, whole))
+        return found
 
 
 def _last_decisions() -> dict[int, LastDecision]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import uuid
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
 
-from django.db.models import Q
+from django.db.models import Q, QuerySet
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.utils import timezone
@@ -20,7 +19,8 @@ from controlplane.live.refusal_lookup import refused_minute
 from controlplane.live.request_story import visible_story
 from controlplane.tenants.access import may, requires
 from controlplane.tenants.models import Tenant
-from controlplane.tenants.queries import visible_tenants
+from controlplane.tenants.queries import sees_all_tenants, visible_tenants
+from controlplane.tenants.tenant_field import tenant_input
 from controlplane.usage.models import DecisionSample, RefusalMinute, UsageRecord
 from controlplane.usage.retirement import ArchiveChanged
 from controlplane.wire.report import FLAG_TOKENLESS
@@ -87,27 +87,30 @@ def requests(request: HttpRequest) -> HttpResponse:
             return redirect("request", request_id=uuid.UUID(asked["q"]))
         except ValueError:
             pass
-    now, tenants = timezone.now(), visible_tenants(request.user)
-    rows, since = _rows(asked, tenants, now)
+    now = timezone.now()
+    seen = None if sees_all_tenants(request.user) else visible_tenants(request.user)
+    rows, since = _rows(asked, seen, now)
     context = {
         "rows": rows,
         "since": since,
         "asked": asked,
         "bad_id": bool(asked["q"]),
-        "tenants": tenants.order_by("slug"),
+        "tenant_input": tenant_input("tenant", asked["tenant"], visible_tenants(request.user), placeholder="Any"),
         "classes": WorkloadClass.objects.order_by("slug").values_list("slug", flat=True),
         "pools": Pool.objects.filter(archived_at=None).order_by("slug").values_list("slug", flat=True),
         "reasons": [str(one) for one in (*Reason, *Outcome)],
-        "refused": _refused(tenants, now),
+        "refused": _refused(seen, now),
         "now": now,
         "nav_section": "requests",
     }
     return render(request, "live/requests.html", context)
 
 
-def _rows(asked: dict[str, str], tenants: Any, now: datetime) -> tuple[list[Found], datetime]:
-    """The newest rows that match; looks back a quarter of an hour, and a day when that has too few."""
-    names = _names(tenants)
+def _rows(asked: dict[str, str], tenants: QuerySet[Tenant] | None, now: datetime) -> tuple[list[Found], datetime]:
+    """The newest rows of these tenants (None: of all) that match; looks back a quarter of an hour, and a day when that
+    has too few.
+    """
+    names = _names(asked, tenants)
     if asked["q"] and not any(asked[name] for name in ("tenant", "class", "reason", "pool")):
         return _both(asked, names, now - LOOK_BACK, now), now - LOOK_BACK
     for back in (FIRST_LOOK, LOOK_BACK):
@@ -119,21 +122,25 @@ def _rows(asked: dict[str, str], tenants: Any, now: datetime) -> tuple[list[Foun
 
 @dataclass(frozen=True, slots=True)
 class _Names:
-    tenants: dict[int, str]
+    """`tenants` whose rows may be shown, None for those of all."""
+
+    tenants: list[int] | None
     classes: dict[int, str]
     pools: dict[int, str]
 
 
-def _names(tenants: Any) -> _Names:
+def _names(asked: dict[str, str], tenants: QuerySet[Tenant] | None) -> _Names:
+    if asked["tenant"]:
+        tenants = (Tenant.objects.all() if tenants is None else tenants).filter(slug=asked["tenant"])
     return _Names(
-        dict(tenants.values_list("pk", "slug")),
+        None if tenants is None else list(tenants.values_list("pk", flat=True)),
         dict(WorkloadClass.objects.values_list("pk", "slug")),
         dict(Pool.objects.values_list("pk", "slug")),
     )
 
 
 def _both(asked: dict[str, str], names: _Names, since: datetime, now: datetime) -> list[Found]:
-    wanted = Q(tenant_id__in=[pk for pk, slug in names.tenants.items() if asked["tenant"] in ("", slug)])
+    wanted = Q() if names.tenants is None else Q(tenant_id__in=names.tenants)
     for name, known in (("class", names.classes), ("pool", names.pools)):
         if asked[name]:
             wanted &= Q(**{f"{name}_id__in": [pk for pk, slug in known.items() if slug == asked[name]]})
@@ -145,17 +152,20 @@ def _both(asked: dict[str, str], names: _Names, since: datetime, now: datetime) 
         samples = samples.none()
     if code is not None:
         records, samples = records.filter(outcome=code), samples.filter(reason=code)
-    found = [_record(row, names) for row in records.order_by("-received_at")[:SHOWN]]
-    found += [_sample(row, names) for row in samples.order_by("-at")[:SHOWN]]
+    ended, refused = list(records.order_by("-received_at")[:SHOWN]), list(samples.order_by("-at")[:SHOWN])
+    ids = {row.tenant_id for row in ended} | {row.tenant_id for row in refused}
+    slugs = dict(Tenant.objects.filter(pk__in=ids).values_list("pk", "slug"))
+    found = [_record(row, slugs, names) for row in ended]
+    found += [_sample(row, slugs, names) for row in refused]
     return sorted(found, key=lambda row: row.at, reverse=True)[:SHOWN]
 
 
-def _record(row: UsageRecord, names: _Names) -> Found:
+def _record(row: UsageRecord, slugs: dict[int, str], names: _Names) -> Found:
     outcome = str(BY_CODE.get(row.outcome, f"outcome {row.outcome}"))
     return Found(
         request_id=row.request_id,
         at=row.ended_at,
-        tenant=names.tenants.get(row.tenant_id, ""),
+        tenant=slugs.get(row.tenant_id, ""),
         klass=names.classes.get(row.class_id, ""),
         pool=names.pools.get(row.pool_id, ""),
         reason=outcome,
@@ -167,11 +177,11 @@ def _record(row: UsageRecord, names: _Names) -> Found:
     )
 
 
-def _sample(row: DecisionSample, names: _Names) -> Found:
+def _sample(row: DecisionSample, slugs: dict[int, str], names: _Names) -> Found:
     return Found(
         request_id=row.request_id,
         at=row.at,
-        tenant=names.tenants.get(row.tenant_id, ""),
+        tenant=slugs.get(row.tenant_id, ""),
         klass=names.classes.get(row.class_id, ""),
         pool=names.pools.get(row.pool_id, ""),
         reason=str(BY_CODE.get(row.reason, f"reason {row.reason}")),
@@ -183,11 +193,11 @@ def _sample(row: DecisionSample, names: _Names) -> Found:
     )
 
 
-def _refused(tenants: Any, now: datetime) -> list[tuple[str, int]]:
+def _refused(tenants: QuerySet[Tenant] | None, now: datetime) -> list[tuple[str, int]]:
     """Refusals of the last 15 min by reason, counted exactly, also those that were not kept in full."""
     counts: dict[str, int] = {}
     rows = RefusalMinute.objects.filter(minute__gte=now - FIRST_LOOK)
-    if tenants.count() != Tenant.objects.count():
+    if tenants is not None:
         rows = rows.filter(tenant_id__in=tenants.values("pk"))
     for code, count in rows.values_list("reason", "count"):
         reason = str(BY_CODE.get(code, f"reason {code}"))

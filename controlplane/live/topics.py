@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from controlplane.contracts.wording import share_text
 from controlplane.fleet.models import Pool
 from controlplane.flex.wording import REASONS
 from controlplane.live import alerting, attention, engines, evidence_table, stages, strip
+from controlplane.live.act_links import act_links
+from controlplane.live.contracts import BURNS_SHOWN
 from controlplane.live.queues import queue_rows
 from controlplane.live.readings import Reading
 from controlplane.live.strip import iso
@@ -19,6 +22,8 @@ from controlplane.web.numerals import duration
 
 State = dict[str, Any]
 DECISIONS_SHOWN = 5
+CONTRACTS_SHOWN, AGENTS_SHOWN, ALERTS_SHOWN = 50, 25, 25
+"""Rows that a page and its frames hold: of thousands the first are what needs somebody, the lists have them all."""
 DEMO_HINT = (
     "Demo values: hold times, cooldown and drain bound are short, so that the band moves while you watch."
     " Watch the slack of batch fall under its limit, a slot be lent, and come home when interactive waits."
@@ -54,26 +59,24 @@ def _cells(reading: Reading, pool: Pool) -> list[dict[str, Any]]:
 
 def fleet(reading: Reading) -> State:
     """The home page."""
-    contracts = attention.contract_rows(reading)
-    tally = attention.tally(contracts)
+    contracts = attention.listed(reading, CONTRACTS_SHOWN)
     pools = [_pool_row(reading, pool) for pool in reading.pools]
-    agents = attention.agent_rows(reading)
+    agents = attention.troubled(reading)
+    open_alerts = alerting.alert_rows(reading)
     return {
         "at": iso(reading.now),
-        "state": tally["state"],
-        "title": tally["title"],
-        "counts": tally["counts"],
-        "hero": _hero(reading, contracts),
+        **_contracts_state(contracts),
+        "hero": _hero(reading, contracts.rows),
         "burn_figure": _burn_figure(reading, contracts),
-        "contracts": contracts,
-        "contracts_why": " ".join(row["why"] for row in contracts if row["why"]),
         "pools": pools,
         "band_meta": _band_meta(pools),
         "queues": [row for pool in reading.pools for row in _class_rows(reading, pool)],
         "decisions": _decisions(reading),
-        "agents": agents,
+        "agents": attention.agent_rows(reading, agents[:AGENTS_SHOWN]),
+        "agents_more": len(agents[AGENTS_SHOWN:]),
         "agents_meta": _agents_meta(reading, agents),
-        "alerts": alerting.alert_rows(reading),
+        "alerts": open_alerts[:ALERTS_SHOWN],
+        "alerts_more": len(open_alerts[ALERTS_SHOWN:]),
         "changes": [
             {"key": c.key, "at": iso(c.at), "kind": c.kind, "who": c.who, "what": c.what, "url": c.url}
             for c in reading.changes
@@ -90,6 +93,15 @@ def fleet(reading: Reading) -> State:
             for pool in reading.pools
             if any(slot.band == "flex" for slot in reading.slots.get(pool.pk, []))
         ],
+    }
+
+
+def _contracts_state(contracts: attention.Listed) -> State:
+    return {
+        **contracts.tally,
+        "contracts": contracts.rows,
+        "contracts_more": contracts.more,
+        "contracts_why": contracts.why,
     }
 
 
@@ -154,13 +166,15 @@ def _decisions(reading: Reading) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: row["at"], reverse=True)[:DECISIONS_SHOWN]
 
 
-def _agents_meta(reading: Reading, rows: list[dict[str, Any]]) -> str:
+def _agents_meta(reading: Reading, rows: list[attention.Troubled]) -> str:
     total = len(reading.drift)
-    silent = sum(row["grade"] == "unknown" for row in rows)
-    drifting = len(rows) - silent
+    silent = sum(row.grade == "unknown" for row in rows)
+    draining = sum(row.state == "draining" for row in rows)
+    drifting = len(rows) - silent - draining
     if not total:
         return "none enrolled"
     parts = [f"{silent} silent" if silent else "", f"{drifting} drifting" if drifting else ""]
+    parts.append(f"{draining} draining" if draining else "")
     return ", ".join([part for part in parts if part] + [f"{total - len(rows)} as desired"])
 
 
@@ -189,6 +203,7 @@ def _hero(reading: Reading, contracts: list[dict[str, Any]]) -> dict[str, Any] |
         "share": None if worst is None else worst.share * 100,
         "pool": "" if pool is None else pool.slug,
         "pool_url": "" if pool is None else attention.link("pool", pool.slug),
+        "acts": [] if pool is None else act_links(reading, pool, frozen=_frozen(pool, reading)),
         "since": None if worst is None else iso(worst.since),
         "total_us": None if worst is None else worst.total_us,
         "parts": []
@@ -202,20 +217,21 @@ def _hero(reading: Reading, contracts: list[dict[str, Any]]) -> dict[str, Any] |
     }
 
 
-def _burn_figure(reading: Reading, contracts: list[dict[str, Any]]) -> dict[str, Any] | None:
+def _burn_figure(reading: Reading, contracts: attention.Listed) -> dict[str, Any] | None:
     """Burn over 5 min windows of up to three contracts, worst first; a gap where nothing was counted."""
-    by_slug = {s.contract.slug: s.contract.pk for s in reading.standings}
-    chosen = [(row, reading.burn.get(by_slug[row["key"]], [])) for row in contracts]
-    chosen = [(row, points) for row, points in chosen if any(burn is not None for _, burn in points)][:3]
+    series_of = ((standing.contract, reading.burn.get(standing.contract.pk, [])) for standing in contracts.standings)
+    known = ((one, points) for one, points in series_of if any(burn is not None for _, burn in points))
+    chosen = list(islice(known, BURNS_SHOWN))
     if not chosen:
         return None
+    bad = {row["key"] for row in contracts.rows if row["grade"] == "bad"}
     series = [
         figures.Series(
-            row["key"],
+            contract.slug,
             [None if burn is None else round(burn, 2) for _, burn in points],
-            "var(--bad-edge)" if row["grade"] == "bad" else "",
+            "var(--bad-edge)" if contract.slug in bad else "",
         )
-        for row, points in chosen
+        for contract, points in chosen
     ]
     minutes = [at for at, _ in chosen[0][1]]
     return figures.line_series(minutes, series, unit="×", threshold=1, threshold_label="1 = on budget", height_px=190)
@@ -228,17 +244,15 @@ def pool_state(reading: Reading, pool: Pool) -> State:
     """The pool page."""
     slots = reading.slots.get(pool.pk, [])
     words = reading.words.get(pool.pk, [])
-    contracts = attention.contract_rows(reading, pool=pool)
-    tally = attention.tally(contracts)
+    contracts = attention.listed(reading, CONTRACTS_SHOWN, pool=pool)
     sample = reading.samples.get(pool.pk)
     heard = [word.reported_at for word in words if word.reported_at is not None]
     cells = _cells(reading, pool)
     return {
         "at": iso(reading.now),
-        "telemetry_at": iso(min(heard, default=None)) if len(heard) == len(words) else None,
-        "state": tally["state"],
-        "title": tally["title"],
-        "counts": tally["counts"],
+        # Of the newest report: rows of an agent that is silent say so themselves, and the others are still true.
+        "telemetry_at": iso(max((at for at in heard if at <= reading.now), default=None)),
+        **_contracts_state(contracts),
         "facts": {
             "slots": len(slots),
             "agents": len(words),
@@ -251,9 +265,9 @@ def pool_state(reading: Reading, pool: Pool) -> State:
             "sample_at": None if sample is None else iso(sample.at),
         },
         "frozen": _frozen_words(pool, reading),
+        "acts": act_links(reading, pool, frozen=_frozen(pool, reading)),
         "demo": DEMO_HINT if pool.demo_values else "",
         "queue": _queue(reading, pool),
-        "contracts": contracts,
         "cells": cells,
         "band_note": strip.band_note(slots, cells),
         "lanes": strip.lanes(slots, reading.lanes, cells, reading.now),
@@ -330,7 +344,8 @@ def alerts(reading: Reading) -> State:
     rows = alerting.alert_rows(reading)
     return {
         "at": iso(reading.now),
-        "alerts": rows,
+        "alerts": rows[:ALERTS_SHOWN],
+        "alerts_more": len(rows[ALERTS_SHOWN:]),
         "pages": sum(row["grade"] == "bad" and not row["note"] for row in rows),
     }
 
@@ -375,12 +390,7 @@ def rollouts(reading: Reading) -> Iterator[tuple[str, State]]:
 
 def tenant_state(reading: Reading, tenant: Tenant) -> State:
     """What a tenant's own people see: their contracts, their requests in the queues, and nothing of anybody else."""
-    contracts = [
-        {**row, "detail": row["detail"].split(" · ")[0], "stage": ""}
-        for row in attention.contract_rows(reading, tenant_id=tenant.pk)
-        if _concerns(reading, row["key"], tenant)
-    ]
-    tally = attention.tally(contracts)
+    contracts = attention.listed(reading, CONTRACTS_SHOWN, tenant=tenant)
     queue = [
         {**row, "key": f"p{pool.pk}{row['key']}", "pool": pool.model.name}
         for pool in reading.pools
@@ -388,17 +398,7 @@ def tenant_state(reading: Reading, tenant: Tenant) -> State:
     ]
     return {
         "at": iso(reading.now),
-        "state": tally["state"],
-        "title": tally["title"],
-        "counts": tally["counts"],
-        "contracts": contracts,
-        "contracts_why": " ".join(row["why"] for row in contracts if row["why"]),
+        **_contracts_state(contracts),
+        "contracts": [{**row, "detail": row["detail"].split(" · ")[0], "stage": ""} for row in contracts.rows],
         "queue": queue,
     }
-
-
-def _concerns(reading: Reading, slug: str, tenant: Tenant) -> bool:
-    contract = next(s.contract for s in reading.standings if s.contract.slug == slug)
-    return contract.tenant_id == tenant.pk or (
-        contract.tenant_id is None and contract.workload_class.slug in tenant.classes
-    )

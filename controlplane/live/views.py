@@ -26,19 +26,21 @@ def home(request: HttpRequest) -> HttpResponse:
     member = member_of(request.user)
     now = timezone.now()
     if member is not None and member.role == Role.TENANT and member.tenant is not None:
-        state = topics.tenant_state(readings.read(now), member.tenant)
+        state = topics.tenant_state(readings.read(now, with_lanes=False), member.tenant)
         return render(request, "live/tenant.html", _context(state, now, tenant=member.tenant))
     past = history.past(request, "fleet")
     if past is not None and past.state is None:
         return history.no_past(request, past)
-    state = topics.fleet(readings.read(now)) if past is None or past.state is None else past.state
+    state = topics.fleet(readings.read(now, with_lanes=False)) if past is None or past.state is None else past.state
     now = now if past is None else past.at
     context = _context(
         state,
         now,
         past=past,
         hot=state["state"] == "bad",
+        may_act=past is None and may(request.user, "flex.act"),
         contracts_url=link("contracts"),
+        alerts_url=link("alerts"),
         contract_new_url=link("contract-new") if may(request.user, "contract.write") else "",
         pool_new_url=link("pool-new") if may(request.user, "pool.write") else "",
         agents_url=link("agents"),
@@ -85,8 +87,6 @@ def pool(request: HttpRequest, slug: str) -> HttpResponse:
         stage_figures=figures,
         axis_minutes=LEGEND_MINUTES,
         may_act=past is None and may(request.user, "flex.act"),
-        freeze_url=link("flex-freeze", slug),
-        unfreeze_url=link("flex-unfreeze", slug),
         flex_url=link("flex-pool", slug),
         edit_url=link("pool-edit", slug) if may(request.user, "pool.write") else "",
         pools_url=link("pools"),

@@ -20,7 +20,7 @@ from controlplane.policy.compile import Source, compile_source, load_source
 from controlplane.policy.configuration import Configuration, Stamp
 from controlplane.policy.diff import diff, summary
 from controlplane.policy.models import Delivery, PolicyBundle, Revision, Rollout, Wave
-from controlplane.policy.queries import latest_revision
+from controlplane.policy.queries import configuration_of, latest_revision, revision_before
 from controlplane.policy.validation import Facts, errors, validate
 from controlplane.policy.wave_plan import REFUSALS_ONLY, Gates, Placeable, WavePlan, place, plans
 from controlplane.wakeups.bells import ring
@@ -72,8 +72,8 @@ def push(
             )
         revision = _publish(configuration, actor=actor, reason=reason, now=now, waves=plan, gates=gates)
         note_carried(revision=revision.number, through_id=through)
-        previous = Revision.objects.filter(number__lt=revision.number).order_by("-number").first()
-        before = Configuration.from_json(previous.configuration) if previous else None
+        previous = revision_before(revision.number)
+        before = configuration_of(previous.number) if previous else None
         record(
             actor=actor,
             action="policy.push",
@@ -256,6 +256,14 @@ def _source_and_log(now: datetime) -> tuple[Source, int]:
     return source, through
 
 
+# Columns go as arrays: ten thousand rows of values take three times as long to write and to read.
+_DELIVERIES = """
+INSERT INTO policy_delivery (rollout_id, agent_id, wave, digest, state, reason)
+SELECT %(rollout)s, agent_id, wave, digest, 'pending', ''
+  FROM unnest(%(agents)s::int[], %(waves)s::smallint[], %(digests)s::text[]) AS given (agent_id, wave, digest)
+"""
+
+
 def plan_of(wave: Wave) -> WavePlan:
     return WavePlan(wave.percent, tuple(wave.pools), tuple(wave.agents))
 
@@ -311,13 +319,16 @@ def _publish(
         .values_list("id", "pool_id", "pool__slug", "name")
     )
     placed = place([Placeable(pk, slug, name) for pk, _, slug, name in agents], waves)
-    Delivery.objects.bulk_create(
-        (
-            Delivery(rollout=rollout, agent_id=agent_id, wave=placed[agent_id], digest=digests[pool_id])
-            for agent_id, pool_id, _, _ in agents
-        ),
-        batch_size=5_000,
-    )
+    with connection.cursor() as cursor:
+        cursor.execute(
+            _DELIVERIES,
+            {
+                "rollout": rollout.pk,
+                "agents": [pk for pk, *_ in agents],
+                "waves": [placed[pk] for pk, *_ in agents],
+                "digests": [digests[pool_id] for _, pool_id, *_ in agents],
+            },
+        )
     ring("policy.push", rollout_id=rollout.pk)
     return revision
 

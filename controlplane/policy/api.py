@@ -1,6 +1,5 @@
 """REST of policy: revisions with their diff and rollout, push, rollback, drift."""
 
-from dataclasses import asdict
 from typing import Any
 
 from django.http import Http404, HttpResponse
@@ -21,7 +20,7 @@ from controlplane.policy.configuration import Configuration
 from controlplane.policy.diff import diff
 from controlplane.policy.models import Revision, Rollout
 from controlplane.policy.pages import rollout_page
-from controlplane.policy.queries import configuration_of, drift
+from controlplane.policy.queries import configuration_of, drift, revision_before
 from controlplane.policy.triton_files import triton_file
 from controlplane.policy.wave_plan import HOLD_S_MOST, TIMEOUT_S_MOST, WAVES_MOST, Gates, WavePlan, read_waves
 from controlplane.tenants.rest import checked, writes
@@ -182,7 +181,8 @@ class DriftSerializer(serializers.Serializer):
 class RevisionViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, GenericViewSet):
     """Revisions are made by a push or a rollback and never change."""
 
-    queryset = Revision.objects.select_related("rollout").order_by("-number")
+    # Its configuration, of many tenants twenty megabytes, is read when it is asked for.
+    queryset = Revision.objects.defer("configuration").select_related("rollout").order_by("-number")
     pagination_class = RevisionPages
     lookup_field = "number"
     lookup_value_regex = r"\d{1,9}"
@@ -232,13 +232,13 @@ class RevisionViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, GenericV
         revision = self.get_object()
         earlier = _number(request.query_params.get("from"))
         if earlier is None:
-            previous = Revision.objects.filter(number__lt=revision.number).order_by("-number").first()
+            previous = revision_before(revision.number)
             earlier = previous.number if previous else None
         before = configuration_of(earlier) if earlier is not None else None
         if earlier is not None and before is None:
             raise Http404
         changes = diff(before, Configuration.from_json(revision.configuration), now=timezone.now())
-        body = {"before": earlier, "after": revision.number, "changes": [asdict(change) for change in changes]}
+        body = {"before": earlier, "after": revision.number, "changes": [change._asdict() for change in changes]}
         return Response(DiffSerializer(body).data)
 
     @extend_schema(
@@ -253,7 +253,9 @@ class RevisionViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, GenericV
     @extend_schema(responses=RolloutSerializer)
     @action(detail=True, methods=["get"])
     def rollout(self, request: Request, number: str) -> Response:
-        rollout = get_object_or_404(Rollout.objects.select_related("revision"), revision_id=int(number))
+        rollout = get_object_or_404(
+            Rollout.objects.select_related("revision").defer("revision__configuration"), revision_id=int(number)
+        )
         return Response(RolloutSerializer(rollout_page(rollout, timezone.now())).data)
 
 

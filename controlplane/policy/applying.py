@@ -4,9 +4,10 @@ Every step goes through the action that a page would call, so rules, versions an
 reaches agents by this: what was applied is reviewed and pushed like any other change.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, time
+from textwrap import indent
 from typing import Any
 
 import yaml
@@ -25,7 +26,7 @@ from controlplane.fleet.models import Slot
 from controlplane.ledger.rates import add_cost_rate, add_rate_card
 from controlplane.policy.apply_plan import Mode, Plan, Step, Verb, plan
 from controlplane.policy.configuration import read_instant
-from controlplane.policy.sections import BY_NAME, FORM, SECTIONS, read_sections
+from controlplane.policy.sections import BY_NAME, FORM, SECTIONS, Item, read_sections
 from controlplane.policy.yaml_lines import Problem, Unreadable, read_lines
 from controlplane.tenants.actions import Stale, archive_tenant, create_tenant, edit_tenant
 from controlplane.tenants.models import Tenant
@@ -36,25 +37,37 @@ APPLY_LOCK = 0x666C6170
 CLOCKS = ("admitted_before", "finished_by")
 
 
-class _Dumper(yaml.SafeDumper):
-    """Lists under their name are indented, as people write them."""
-
-    def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
-        super().increase_indent(flow, False)
+_Dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+_INDENT = " " * 6
+ITEMS_A_PIECE = 100
 
 
 def export_text(now: datetime) -> str:
     """Everything in use as a file that `apply` reads; an empty section says `clear`, prices never do."""
-    sections: dict[str, Any] = {}
-    for name, items in read_sections(now).items():
-        empty = Mode.CLEAR if BY_NAME[name].may_clear else Mode.UNMANAGED
-        sections[name] = {"mode": str(Mode.REPLACE), "items": items} if items else {"mode": str(empty)}
-    head = (
+    return "".join(export_pieces(now))
+
+
+def export_pieces(now: datetime) -> Iterator[str]:
+    """The same in pieces. All of it is read before the first, so that a slow download holds no mixture of instants and
+    no transaction; writing YAML is what takes long, and is done as it goes.
+    """
+    return _pieces(read_sections(now))
+
+
+def _pieces(sections: dict[str, list[Item]]) -> Iterator[str]:
+    yield (
         "# The configuration of an installation. Change it and give it to `manage.py policy apply`: it shows a plan.\n"
         "# mode: replace = exactly these items; clear = none; unmanaged = leave as they are. No secrets are in here.\n"
+        f"flexband: {FORM}\nsections:\n"
     )
-    document = {"flexband": FORM, "sections": sections}
-    return head + yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+    for name, items in sections.items():
+        empty = Mode.CLEAR if BY_NAME[name].may_clear else Mode.UNMANAGED
+        yield f"  {name}:\n    mode: {Mode.REPLACE if items else empty}\n" + ("    items:\n" if items else "")
+        for begin in range(0, len(items), ITEMS_A_PIECE):
+            part = items[begin : begin + ITEMS_A_PIECE]
+            # The writer in C puts a list as far left as its name; people indent the items of a section.
+            text = yaml.dump(part, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120 - len(_INDENT))
+            yield indent(text, _INDENT)
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
-from typing import TYPE_CHECKING
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from django.db.models import Exists, OuterRef, Q, QuerySet
 
 from controlplane.budgets.models import Budget
 from controlplane.contracts.models import ContractVersion, WorkloadClass
-from controlplane.fleet.models import Pool, Slot
+from controlplane.fleet.models import Pool, Slot, SlotTenure
 from controlplane.ledger.rate_queries import live_cards
 from controlplane.policy.configuration import Configuration, instant
 from controlplane.tenants.models import Tenant
@@ -36,6 +39,19 @@ if TYPE_CHECKING:
     from controlplane.ledger.models import RateCard
 
 
+class PolicyTenant(NamedTuple):
+    """The columns of a tenant that documents and rules read: models of ten thousand rows take most of a compilation."""
+
+    id: int
+    slug: str
+    weight: int
+    max_concurrency: int
+    classes: list[str]
+    model_names: list[str]
+    outage_posture: str
+    parent_id: int | None
+
+
 @dataclass(frozen=True)
 class Source:
     """The rows that policy is made of, read once; lists are in a fixed order."""
@@ -44,19 +60,22 @@ class Source:
     pools: tuple[Pool, ...]
     slots: tuple[Slot, ...]
     classes: tuple[WorkloadClass, ...]
-    tenants: tuple[Tenant, ...]
+    tenants: tuple[PolicyTenant, ...]
     versions: tuple[ContractVersion, ...]
     cards: tuple[RateCard, ...]
     hard_budget_tenants: frozenset[int]
 
     def slots_of(self, pool: Pool) -> list[Slot]:
-        return [slot for slot in self.slots if slot.pool_id == pool.id]
+        return self._slots.get(pool.id, [])
 
     def class_by_slug(self, slug: str) -> WorkloadClass | None:
-        return next((row for row in self.classes if row.slug == slug), None)
+        return self._class_of_slug.get(slug)
 
     def classes_of(self, pool: Pool) -> list[WorkloadClass]:
         """The classes that the pool serves: its own, those that name its model, and where these downgrade to."""
+        return self._served[pool.id]
+
+    def _classes_of(self, pool: Pool) -> list[WorkloadClass]:
         wanted = [row for row in self.classes if _serves(row, pool)]
         reached = {row.id for row in wanted}
         while wanted:
@@ -68,17 +87,43 @@ class Source:
                     wanted.append(row)
         return [row for row in self.classes if row.id in reached]
 
-    def tenants_of(self, pool: Pool) -> list[Tenant]:
-        """The tenants that may send something to the pool."""
+    def tenants_of(self, pool: Pool) -> list[TenantPolicy]:
+        """The tenants that may send something to the pool.
+
+        Lists are exact: only what this pool serves and the tenant may use, so an empty list never means "all". They
+        are shared and never changed: asked by kind of tenant, of which ten thousand tenants have few.
+        """
         served = {row.slug for row in self.classes_of(pool)}
         model = pool.model.name
-        return [
-            tenant
-            for tenant in self.tenants
-            if served.intersection(tenant.classes) and (not tenant.model_names or model in tenant.model_names)
-        ]
+        found: list[tuple[int, list[str]]] = []
+        for (classes, models), places in self._kinds_of_tenants.items():
+            may_use = sorted(served.intersection(classes))
+            if may_use and (not models or model in models):
+                found += [(place, may_use) for place in places]
+        found.sort(key=itemgetter(0))
+        only, parts = [model], self._parts_of_tenants
+        return [TenantPolicy(*parts[place][0], may_use, only, *parts[place][1]) for place, may_use in found]
 
-    def ancestors_of(self, tenant: Tenant) -> list[int]:
+    @cached_property
+    def _parts_of_tenants(self) -> list[tuple[tuple[int, str, int, int], tuple[str, bool, list[int]]]]:
+        """Of each tenant what stands before its classes and models in a document, and what stands after them."""
+        found = []
+        for row in self.tenants:
+            above = self.ancestors_of(row)
+            hard = not self.hard_budget_tenants.isdisjoint((row.id, *above))
+            head = (row.id, row.slug, row.weight, row.max_concurrency)
+            found.append((head, (row.outage_posture, hard, above)))
+        return found
+
+    @cached_property
+    def _kinds_of_tenants(self) -> dict[tuple[tuple[str, ...], tuple[str, ...]], list[int]]:
+        """Places in `tenants` by classes and models."""
+        kinds: dict[tuple[tuple[str, ...], tuple[str, ...]], list[int]] = {}
+        for place, row in enumerate(self.tenants):
+            kinds.setdefault((tuple(row.classes), tuple(row.model_names)), []).append(place)
+        return kinds
+
+    def ancestors_of(self, tenant: PolicyTenant) -> list[int]:
         """Ids from the parent up; a cycle in the rows ends the walk."""
         found: list[int] = []
         at = tenant.parent_id
@@ -86,6 +131,34 @@ class Source:
             found.append(at)
             at = self._parents.get(at)
         return found
+
+    def versions_of(self, class_ids: set[int]) -> list[ContractVersion]:
+        """The versions of contracts in these classes, in their order."""
+        places = sorted(place for class_id in class_ids for place in self._versions.get(class_id, ()))
+        return [self.versions[place] for place in places]
+
+    @cached_property
+    def _versions(self) -> dict[int, list[int]]:
+        """Places in `versions` by class."""
+        found: dict[int, list[int]] = {}
+        for place, row in enumerate(self.versions):
+            found.setdefault(row.contract.workload_class_id, []).append(place)
+        return found
+
+    @cached_property
+    def _slots(self) -> dict[int, list[Slot]]:
+        by_pool: dict[int, list[Slot]] = {}
+        for slot in self.slots:
+            by_pool.setdefault(slot.pool_id, []).append(slot)
+        return by_pool
+
+    @cached_property
+    def _class_of_slug(self) -> dict[str, WorkloadClass]:
+        return {row.slug: row for row in reversed(self.classes)}
+
+    @cached_property
+    def _served(self) -> dict[int, list[WorkloadClass]]:
+        return {pool.id: self._classes_of(pool) for pool in self.pools}
 
     @cached_property
     def _parents(self) -> dict[int, int | None]:
@@ -99,13 +172,18 @@ def load_source(now: datetime) -> Source:
         pools=tuple(Pool.objects.filter(archived_at__isnull=True).select_related("model").order_by("slug")),
         slots=tuple(_slots_in_the_fleet()),
         classes=tuple(WorkloadClass.objects.exclude(state=WorkloadClass.State.ARCHIVED).order_by("slug")),
-        tenants=tuple(Tenant.objects.exclude(state=Tenant.State.ARCHIVED).order_by("slug")),
+        tenants=tuple(map(PolicyTenant._make, _tenants())),
         versions=tuple(_live_versions(now)),
         cards=tuple(live_cards(now)),
         hard_budget_tenants=frozenset(
             Budget.objects.filter(hard=True, archived_at__isnull=True).values_list("tenant_id", flat=True)
         ),
     )
+
+
+def _tenants() -> QuerySet[Tenant, tuple[Any, ...]]:
+    rows = Tenant.objects.exclude(state=Tenant.State.ARCHIVED).order_by("slug")
+    return rows.values_list(*PolicyTenant._fields)
 
 
 def compile_configuration(now: datetime) -> Configuration:
@@ -129,31 +207,26 @@ def _serves(row: WorkloadClass, pool: Pool) -> bool:
 
 def _slots_in_the_fleet() -> list[Slot]:
     """Slots whose tenure has not ended; one that never began (a slot just made) counts."""
-    rows = Slot.objects.filter(removed_at__isnull=True).prefetch_related("tenures").order_by("pool_id", "name")
-    return [slot for slot in rows if _in_the_fleet(slot)]
-
-
-def _in_the_fleet(slot: Slot) -> bool:
-    tenures = list(slot.tenures.all())
-    return not tenures or any(tenure.ended_at is None for tenure in tenures)
+    tenures = SlotTenure.objects.filter(slot=OuterRef("pk"))
+    there = Exists(tenures.filter(ended_at__isnull=True)) | ~Exists(tenures)
+    return list(Slot.objects.filter(there, removed_at__isnull=True).order_by("pool_id", "name"))
 
 
 def _live_versions(now: datetime) -> list[ContractVersion]:
     """Of every contract the version in force and those to come."""
-    rows = (
-        ContractVersion.objects.filter(contract__archived_at__isnull=True)
-        .select_related("contract")
-        .order_by("contract__slug", "-effective_from", "-number")
-    )
-    kept: list[ContractVersion] = []
-    in_force: set[int] = set()
-    for row in rows:
-        if row.contract_id in in_force:
-            continue
-        if row.effective_from <= now:
-            in_force.add(row.contract_id)
-        kept.append(row)
-    return sorted(kept, key=lambda row: (row.contract.slug, row.number))
+    live = ContractVersion.objects.filter(contract__archived_at__isnull=True)
+    begun = live.filter(effective_from__lte=now).order_by("contract_id", "-effective_from", "-number")
+    present = live.filter(
+        Q(pk__in=begun.distinct("contract_id").values("pk")) | Q(effective_from__gt=now)
+    ).select_related("contract")
+    return sorted(present.only(*_VERSION_COLUMNS), key=lambda row: (row.contract.slug, row.number))
+
+
+# What documents and rules read of a version: of a thousand the rest is most of reading them.
+_VERSION_COLUMNS = (
+    "contract_id", "number", "effective_from", "objective", "metric", "threshold_ms", "contract__slug",
+    "contract__workload_class_id", "contract__tenant_id",
+)  # fmt: skip
 
 
 def _document(pool: Pool, source: Source) -> PolicyDocument:
@@ -165,7 +238,7 @@ def _document(pool: Pool, source: Source) -> PolicyDocument:
         installation=source.installation,
         pool=_pool(pool, source.slots_of(pool)),
         classes=[_class(row, classes, pool.model.name) for row in classes],
-        tenants=[_tenant(row, source, {row.slug for row in classes}, pool.model.name) for row in tenants],
+        tenants=tenants,
         contracts=_contracts(source, {row.id for row in classes}, {row.id for row in tenants}),
         rates=[_rate(row) for row in source.cards if _rate_applies(row, classes, pool)],
         revision=0,
@@ -262,22 +335,6 @@ def _class(row: WorkloadClass, served: list[WorkloadClass], model: str) -> Class
     )
 
 
-def _tenant(row: Tenant, source: Source, served: set[str], model: str) -> TenantPolicy:
-    """Lists are exact: only what this pool serves and the tenant may use, so an empty list never means "all"."""
-    ancestors = source.ancestors_of(row)
-    return TenantPolicy(
-        id=row.id,
-        slug=row.slug,
-        weight=row.weight,
-        max_concurrency=row.max_concurrency,
-        classes=sorted(served.intersection(row.classes)),
-        models=[model],
-        outage_posture=row.outage_posture,
-        hard_budget=not source.hard_budget_tenants.isdisjoint({row.id, *ancestors}),
-        ancestors=ancestors,
-    )
-
-
 def _contracts(source: Source, class_ids: set[int], tenant_ids: set[int]) -> list[ContractPolicy]:
     return [
         ContractPolicy(
@@ -290,9 +347,8 @@ def _contracts(source: Source, class_ids: set[int], tenant_ids: set[int]) -> lis
             metric=row.metric,
             threshold_ms=row.threshold_ms,
         )
-        for row in source.versions
-        if row.contract.workload_class_id in class_ids
-        and (row.contract.tenant_id is None or row.contract.tenant_id in tenant_ids)
+        for row in source.versions_of(class_ids)
+        if (row.contract.tenant_id is None or row.contract.tenant_id in tenant_ids)
     ]
 
 

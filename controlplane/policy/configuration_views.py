@@ -12,9 +12,10 @@ from django.utils import timezone
 from controlplane.audit.actors import actor_of
 from controlplane.audit.forms import take_errors
 from controlplane.audit.reasons import REASON_CHARS_MAX
-from controlplane.policy.applying import Prepared, apply, export_text, prepare
+from controlplane.policy.applying import Prepared, apply, export_pieces, prepare
 from controlplane.policy.yaml_lines import BYTES_MOST, Problem, Unreadable
 from controlplane.tenants.access import may, requires
+from controlplane.web.exports import StreamedResponse
 
 VERB_CHIPS = {"create": "ok", "edit": "neutral", "add": "ok", "remove": "risk", "archive": "risk"}
 
@@ -47,11 +48,10 @@ class ConfigurationForm(forms.Form):
 
 
 @requires("policy.read")
-def export(request: HttpRequest) -> HttpResponse:
-    """Everything in use as one file."""
-    response = HttpResponse(export_text(timezone.now()), content_type="application/yaml; charset=utf-8")
-    response["Content-Disposition"] = 'attachment; filename="flexband.yaml"'
-    return response
+def export(request: HttpRequest) -> StreamedResponse:
+    """Everything in use as one file, streamed."""
+    pieces = (piece.encode() for piece in export_pieces(timezone.now()))
+    return StreamedResponse("flexband.yaml", pieces, "application/yaml; charset=utf-8")
 
 
 @requires("policy.read", write="policy.push")

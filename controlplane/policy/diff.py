@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from controlplane.policy.configuration import Configuration, read_instant
 from controlplane.policy.wording import (
@@ -22,8 +22,7 @@ from controlplane.policy.wording import (
 from controlplane.wire.policy import ContractPolicy, PolicyDocument, PoolPolicy, RatePolicy
 
 
-@dataclass(frozen=True)
-class Change:
+class Change(NamedTuple):
     """One change. `kind` is pool, tenant, class, contract or rate; `subject` its name; texts carry their units."""
 
     kind: str
@@ -58,6 +57,11 @@ def diff(before: Configuration | None, after: Configuration, *, now: datetime) -
     return sorted(found, key=lambda change: (KIND_ORDER.index(change.kind), change.subject))
 
 
+def place(group: Group) -> tuple[int, str]:
+    """Where a group stands among others."""
+    return KIND_ORDER.index(group.kind), group.subject
+
+
 def groups(changes: list[Change]) -> list[Group]:
     by_subject: dict[tuple[str, str], list[Change]] = {}
     for change in changes:
@@ -86,6 +90,8 @@ def _plural(word: str, count: int) -> str:
 
 
 def _pool_changes(slug: str, old: PolicyDocument | None, new: PolicyDocument | None, now: datetime) -> Iterator[Change]:
+    if old == new:
+        return
     if new is None:
         yield Change("pool", slug, "The pool is archived; its agents keep what they have.", "in the policy", NONE)
         return
@@ -124,7 +130,7 @@ def _keyed(
             yield Change(kind, after[key].slug, f"The {kind} is new here.", NONE, text(after[key]))
         elif key not in after:
             yield Change(kind, before[key].slug, f"The {kind} may no longer be served.", text(before[key]), NONE)
-        else:
+        elif before[key] != after[key]:
             yield from _fields(kind, after[key].slug, before[key], after[key], fields)
 
 

@@ -6,9 +6,9 @@ from datetime import datetime
 from controlplane.contracts.queries import rest_of_ttft_ms
 from controlplane.fleet.models import Agent
 from controlplane.policy.actions import OPEN_ROLLOUTS, plan_of
-from controlplane.policy.compile import compile_source, load_source
-from controlplane.policy.configuration import Configuration
-from controlplane.policy.diff import Change, Group, diff, groups, tally
+from controlplane.policy.compile import load_source
+from controlplane.policy.diff import Change, Group, groups, tally
+from controlplane.policy.drafts import compared
 from controlplane.policy.models import Delivery, Revision, Rollout, Wave
 from controlplane.policy.queries import (
     SILENT_AFTER,
@@ -111,17 +111,15 @@ class Review:
 def review(now: datetime) -> Review:
     source = load_source(now)
     findings = validate(source, Facts(now=now, rest_of_ttft_ms=rest_of_ttft_ms(now)))
-    configuration = compile_source(source)
     against = latest_revision()
-    before = Configuration.from_json(against.configuration) if against else None
-    changes = diff(before, configuration, now=now)
+    found = compared(source, against, now)
     broken = {item.rule for item in findings}
     return Review(
         against=against,
-        digest=configuration.digest,
-        changes=changes,
-        groups=groups(changes),
-        tally=tally(changes),
+        digest=found.digest,
+        changes=found.changes,
+        groups=groups(found.changes),
+        tally=tally(found.changes),
         findings=findings,
         rules=len(Rule),
         rules_held=len(Rule) - len(broken),

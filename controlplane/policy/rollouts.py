@@ -17,6 +17,7 @@ from controlplane.policy.actions import OPEN_ROLLOUTS, open_wave, roll_back_stop
 from controlplane.policy.configuration import instant
 from controlplane.policy.models import Delivery, PolicyBundle, Revision, Rollout, SigningKey, Wave
 from controlplane.policy.nudges import compose, send_all
+from controlplane.policy.queries import latest_revision
 from controlplane.policy.signing import signer
 from controlplane.policy.wave_facts import verdict_of
 from controlplane.tenants.queries import installation
@@ -94,15 +95,9 @@ def broadcasts(rollout_id: int, now: datetime) -> list[Nudge]:
     if not untold:
         return []
     revision = untold[0].rollout.revision_id
-    reached = set(
-        Delivery.objects.filter(rollout_id=rollout_id, wave__in=[wave.number for wave in untold]).values_list(
-            "agent__pool_id", flat=True
-        )
-    )
+    pools = Delivery.objects.filter(rollout_id=rollout_id).values_list("agent__pool_id", flat=True).distinct()
     pending = Wave.objects.filter(rollout_id=rollout_id, state=Wave.State.PENDING).values("number")
-    reached -= set(
-        Delivery.objects.filter(rollout_id=rollout_id, wave__in=pending).values_list("agent__pool_id", flat=True)
-    )
+    reached = set(pools.filter(wave__in=[wave.number for wave in untold])) - set(pools.filter(wave__in=pending))
     rows = PolicyBundle.objects.filter(revision_id=revision, pool_id__in=reached, signature__isnull=False)
     return [
         compose("policy", pool=row.pool.slug, revision=revision, digest=row.digest, wave=untold[-1].number, now=now)
@@ -149,7 +144,7 @@ def sign_again(now: datetime) -> None:
     revoked = list(
         SigningKey.objects.filter(use=SigningKey.Use.POLICY, revoked_at__isnull=False).values_list("kid", flat=True)
     )
-    newest = Revision.objects.order_by("-number").first()
+    newest = latest_revision()
     if not revoked or newest is None:
         return
     with transaction.atomic():
@@ -163,6 +158,7 @@ def _held(fence: Fence) -> Rollout | None:
     return (
         Rollout.objects.select_for_update(of=("self",))
         .select_related("revision")
+        .defer("revision__configuration")
         .filter(pk=fence.rollout_id, fence=fence.token, state__in=OPEN_ROLLOUTS)
         .first()
     )
@@ -191,6 +187,7 @@ def _judge(rollout_id: int, now: datetime) -> None:
         rollout = (
             Rollout.objects.select_for_update(skip_locked=True, of=("self",))
             .select_related("revision")
+            .defer("revision__configuration")
             .filter(pk=rollout_id, state=Rollout.State.RUNNING)
             .first()
         )

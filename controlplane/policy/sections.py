@@ -187,14 +187,14 @@ def read_sections(now: datetime) -> dict[str, list[Item]]:
     """Everything that is in use, in a fixed order: of what has an instant, what is in force at `now` and to come."""
     return {
         "classes": [_class(row) for row in _classes()],
-        "tenants": [_tenant(row) for row in _tenants()],
+        "tenants": _tenants(),
         "pools": _pools(),
         "contracts": _contracts(now),
         "rate_cards": _dated_groups(rate_cards().select_related("model"), ("class", "model"), "cards", _card, now),
         "cost_rates": _dated_groups(
             cost_rates().filter(pool__archived_at=None).select_related("pool"), ("pool",), "rates", _cost_rate, now
         ),
-        "budgets": [_budget(row) for row in _budgets()],
+        "budgets": _budgets(),
     }
 
 
@@ -226,12 +226,21 @@ def _class(row: WorkloadClass) -> Item:
     return {"slug": row.slug, "kind": str(row.kind), **_fields(row, CLASS_FIELDS)}
 
 
-def _tenants() -> Iterable[Tenant]:
-    return Tenant.objects.exclude(state=Tenant.State.ARCHIVED).select_related("parent").order_by("slug")
+def _columns(rows: models.QuerySet[Any, Any], paths: dict[str, str]) -> list[Item]:
+    """Items of rows that are many, straight from their columns: as models, ten thousand take five times as long."""
+    names = tuple(paths)
+    return [
+        {name: value if type(value) in _PLAIN else plain(value) for name, value in zip(names, values, strict=True)}
+        for values in rows.values_list(*paths.values())
+    ]
 
 
-def _tenant(row: Tenant) -> Item:
-    return {"slug": row.slug, "parent": row.parent.slug if row.parent else None, **_fields(row, TENANT_FIELDS)}
+_PLAIN = frozenset({str, int, bool, type(None)})
+
+
+def _tenants() -> list[Item]:
+    rows = Tenant.objects.exclude(state=Tenant.State.ARCHIVED).order_by("slug")
+    return _columns(rows, {"slug": "slug", "parent": "parent__slug", **{name: name for name in TENANT_FIELDS}})
 
 
 def _pools() -> list[Item]:
@@ -247,6 +256,7 @@ def _pools() -> list[Item]:
 
 def _contracts(now: datetime) -> list[Item]:
     rows = Contract.objects.filter(archived_at=None).select_related("workload_class", "tenant")
+    rows = rows.only("slug", "name", "workload_class__slug", "tenant__slug")
     return [
         {
             "slug": row.slug,
@@ -294,10 +304,7 @@ def _dated_groups(
     ]
 
 
-def _budgets() -> Iterable[Budget]:
+def _budgets() -> list[Item]:
     rows = Budget.objects.filter(archived_at=None).exclude(tenant__state=Tenant.State.ARCHIVED)
-    return rows.select_related("tenant").order_by("tenant__slug", "name", "pk")
-
-
-def _budget(row: Budget) -> Item:
-    return {"tenant": row.tenant.slug, "name": row.name, **_fields(row, BUDGET_FIELDS)}
+    paths = {"tenant": "tenant__slug", "name": "name", **{name: name for name in BUDGET_FIELDS}}
+    return _columns(rows.order_by("tenant__slug", "name", "pk"), paths)

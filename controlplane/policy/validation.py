@@ -121,7 +121,10 @@ def _class_unknown(source: Source, facts: Facts) -> Iterator[Finding]:
                     f"Its {kind} class {slug} does not exist or is archived.",
                     "Choose another class for the pool or bring the class back.",
                 )
+    known = {row.slug for row in source.classes}
     for tenant in source.tenants:
+        if known.issuperset(tenant.classes):
+            continue
         for slug in sorted(set(tenant.classes)):
             if source.class_by_slug(slug) is None:
                 yield _error(
@@ -349,12 +352,8 @@ def _safe_rate_expired(source: Source, facts: Facts) -> Iterator[Finding]:
             )
 
 
-def _applies_to(version: ContractVersion, served: set[int]) -> bool:
-    return (
-        version.objective == ContractVersion.Objective.LATENCY
-        and version.metric in CONTRACT_METRICS_WITH_QUEUE
-        and version.contract.workload_class_id in served
-    )
+def _waits_count(version: ContractVersion) -> bool:
+    return version.objective == ContractVersion.Objective.LATENCY and version.metric in CONTRACT_METRICS_WITH_QUEUE
 
 
 def _contract_no_room(source: Source, facts: Facts) -> Iterator[Finding]:
@@ -362,8 +361,8 @@ def _contract_no_room(source: Source, facts: Facts) -> Iterator[Finding]:
         if not _needs_safe_rate(pool, source):
             continue
         served = {row.id for row in source.classes_of(pool) if row.kind == WorkloadClass.Kind.INTERACTIVE}
-        for version in source.versions:
-            if not _applies_to(version, served):
+        for version in source.versions_of(served):
+            if not _waits_count(version):
                 continue
             measured = facts.rest_of_ttft_ms.get(pool.slug, 0.0)
             rest = 0.0 if version.metric == ContractVersion.Metric.QUEUE_WAIT else measured

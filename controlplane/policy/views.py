@@ -11,17 +11,19 @@ from controlplane.audit.forms import take_errors
 from controlplane.audit.queries import WAITING_MAX, changes_waiting
 from controlplane.policy.actions import push, rollback, send_next_wave
 from controlplane.policy.configuration import Configuration
-from controlplane.policy.diff import diff, groups, tally
+from controlplane.policy.diff import Change, diff, groups, place, tally
 from controlplane.policy.forms import PushForm, ReasonForm
 from controlplane.policy.models import Revision, Rollout
 from controlplane.policy.pages import reach, review, revision_rows, rollout_page
-from controlplane.policy.queries import AgentDrift, drift, latest_revision
+from controlplane.policy.queries import AgentDrift, configuration_of, drift, latest_revision, revision_before
 from controlplane.policy.triton_files import triton_file, triton_links
 from controlplane.tenants.access import may, requires
-from controlplane.web.pagination import BadCursor, keyset_page
+from controlplane.web.pagination import BadCursor, keyset_page, sorted_page
+from controlplane.web.views import bad_request
 
 DRIFT_ROWS_ON_OVERVIEW = 20
 REVISIONS_PER_PAGE = 20
+UNDO_SHOWN = 50
 
 
 @requires("policy.read")
@@ -74,6 +76,10 @@ def drift_page(request: HttpRequest) -> HttpResponse:
 def review_page(request: HttpRequest) -> HttpResponse:
     now = timezone.now()
     found = review(now)
+    try:
+        page = sorted_page(found.groups, place, cursor=request.GET.get("cursor"))
+    except BadCursor as error:
+        return bad_request(request, error)
     initial = {"reviewed_digest": found.digest}
     form = PushForm(request.POST or None, warnings=len(found.warnings), initial={"waves": "100", **initial})
     if request.method == "POST" and form.is_valid():
@@ -94,13 +100,16 @@ def review_page(request: HttpRequest) -> HttpResponse:
     if form.is_bound and "reviewed_digest" not in form.errors:
         # What is shown now is what a second try pushes.
         form.data = {**request.POST.dict(), "reviewed_digest": found.digest}
-    context = {"now": now, "review": found, "form": form, "may_push": may(request.user, "policy.push")}
+    context = {"now": now, "review": found, "page": page, "form": form, "may_push": may(request.user, "policy.push")}
     return render(request, "policy/review.html", context, status=422 if form.is_bound else 200)
 
 
 @requires("policy.read")
 def revision_page(request: HttpRequest, number: int) -> HttpResponse:
-    return _revision(request, _revision_or_404(number), ReasonForm())
+    try:
+        return _revision(request, _revision_or_404(number), ReasonForm())
+    except BadCursor as error:
+        return bad_request(request, error)
 
 
 @requires("policy.read")
@@ -132,7 +141,9 @@ def rollback_page(request: HttpRequest, number: int) -> HttpResponse:
 def rollout_view(request: HttpRequest, number: int) -> HttpResponse:
     """GET shows (htmx: the moving part only); POST lets the next wave go although agents are silent."""
     now = timezone.now()
-    rollout = Rollout.objects.select_related("revision").filter(revision_id=number).first()
+    rollout = (
+        Rollout.objects.select_related("revision").defer("revision__configuration").filter(revision_id=number).first()
+    )
     if rollout is None:
         raise Http404("There is no such revision.")
     form = ReasonForm(request.POST or None)
@@ -158,22 +169,26 @@ def rollout_view(request: HttpRequest, number: int) -> HttpResponse:
 
 def _revision(request: HttpRequest, revision: Revision, form: ReasonForm, status: int = 200) -> HttpResponse:
     now = timezone.now()
-    previous = Revision.objects.filter(number__lt=revision.number).order_by("-number").first()
+    previous = revision_before(revision.number)
     latest = latest_revision()
-    content = Configuration.from_json(revision.configuration)
-    changes = diff(Configuration.from_json(previous.configuration) if previous else None, content, now=now)
-    undo = diff(Configuration.from_json(latest.configuration), content, now=now) if latest else []
+    content = configuration_of(revision.number) or Configuration({})
+    changes = diff(configuration_of(previous.number) if previous else None, content, now=now)
+    undo: list[Change] = []
+    if latest is not None and latest.number != revision.number:
+        undo = diff(configuration_of(latest.number), content, now=now)
+    undo_groups = groups(undo)
     context = {
         "now": now,
         "revision": revision,
         "previous": previous,
         "row": revision_rows([revision])[0],
         "tally": tally(changes),
-        "groups": groups(changes),
+        "page": sorted_page(groups(changes), place, cursor=request.GET.get("cursor")),
         "latest": latest,
         "is_latest": latest is not None and latest.number == revision.number,
         "triton": triton_links(content),
-        "undo_groups": groups(undo),
+        "undo_groups": undo_groups[:UNDO_SHOWN],
+        "undo_more": len(undo_groups[UNDO_SHOWN:]),
         "undo_tally": tally(undo),
         "form": form,
         "may_roll_back": may(request.user, "policy.rollback"),
@@ -183,7 +198,7 @@ def _revision(request: HttpRequest, revision: Revision, form: ReasonForm, status
 
 
 def _revision_or_404(number: int) -> Revision:
-    revision = Revision.objects.filter(number=number).first()
+    revision = Revision.objects.defer("configuration").filter(number=number).first()
     if revision is None:
         raise Http404("There is no such revision.")
     return revision

@@ -15,7 +15,8 @@ LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 Path = tuple[str | int, ...]
 
 _INT = re.compile(r"-?(0|[1-9][0-9]{0,18})\Z")
-_FLOAT = re.compile(r"-?[0-9]+(\.[0-9]*)?([eE][-+]?[0-9]+)?\Z")
+# As the writer writes them: text such as 0E0 or 1e5 it leaves bare, so that is text.
+_FLOAT = re.compile(r"-?[0-9]+\.[0-9]*([eE][-+][0-9]+)?\Z")
 _WORDS = {"true": True, "false": False, "null": None, "~": None, "": None}
 
 

@@ -4,7 +4,7 @@ from datetime import timedelta
 from typing import Any
 
 import django_filters
-from django.db.models import Q, QuerySet
+from django.db.models import QuerySet
 from django.shortcuts import get_object_or_404
 from django.utils import timezone
 from drf_spectacular.utils import extend_schema
@@ -17,7 +17,7 @@ from rest_framework.response import Response
 from controlplane.audit.actors import actor_of
 from controlplane.tenants import actions, key_actions, member_actions
 from controlplane.tenants.models import ApiKey, Member, Tenant
-from controlplane.tenants.queries import members, search_keys, visible_keys, visible_tenants
+from controlplane.tenants.queries import members, search_keys, slug_or_name_holds, visible_keys, visible_tenants
 from controlplane.tenants.rest import ReasonField, ReasonSerializer, VersionedViewSet, edits, writes
 from controlplane.web.openapi import problem
 
@@ -63,7 +63,7 @@ class TenantFilter(django_filters.FilterSet):
         fields = ("state",)
 
     def search(self, rows: QuerySet[Tenant], name: str, value: str) -> QuerySet[Tenant]:
-        return rows.filter(Q(slug__icontains=value) | Q(name__icontains=value))
+        return rows.filter(slug_or_name_holds(value))
 
     def of_class(self, rows: QuerySet[Tenant], name: str, value: str) -> QuerySet[Tenant]:
         return rows.filter(classes__contains=[value])

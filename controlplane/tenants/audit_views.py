@@ -13,7 +13,7 @@ from controlplane.audit.queries import AuditFilter, entries, vocabulary, waits_f
 from controlplane.core.money import format_nanos
 from controlplane.tenants.access import requires
 from controlplane.tenants.review import words
-from controlplane.web.exports import CsvResponse
+from controlplane.web.exports import CsvResponse, in_batches
 from controlplane.web.pagination import BadCursor, keyset_page
 from controlplane.web.views import bad_request
 
@@ -27,7 +27,7 @@ def audit(request: HttpRequest) -> HttpResponseBase:
     wanted, problems = filter_of(request)
     rows = with_revision(entries(wanted))
     if request.GET.get("format") == "csv" and not problems:
-        return _csv(rows.order_by("id").iterator(chunk_size=1_000))
+        return _csv(entry for batch in in_batches(rows, ("id",)) for entry in batch)
     try:
         page = keyset_page(rows, ("-id",), cursor=request.GET.get("cursor"))
     except BadCursor as error:

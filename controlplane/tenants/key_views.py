@@ -27,7 +27,7 @@ from controlplane.tenants.key_actions import IssuedKey
 from controlplane.tenants.models import ApiKey
 from controlplane.tenants.queries import key_for, search_keys, tenant_for, visible_keys
 from controlplane.tenants.review import confirmed, lines, overtaken, reason_of, renewed, review_page
-from controlplane.web.exports import CsvResponse
+from controlplane.web.exports import CsvResponse, in_batches, in_present_order
 from controlplane.web.pagination import BadCursor, keyset_page
 from controlplane.web.views import bad_request
 
@@ -79,7 +79,9 @@ def keys(request: HttpRequest) -> HttpResponseBase:
     elif state == "expired":
         rows = rows.filter(expires_at__lte=now)
     if request.GET.get("format") == "csv":
-        return _csv(rows.order_by(*order).iterator(chunk_size=500))
+        newest = order == ORDERS["newest"]
+        batches = in_batches(rows, order) if newest else in_present_order(rows, order, visible_keys(request.user))
+        return _csv(key for batch in batches for key in batch)
     try:
         page = keyset_page(rows, order, cursor=request.GET.get("cursor"))
     except BadCursor as error:

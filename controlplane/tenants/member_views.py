@@ -24,7 +24,7 @@ from controlplane.tenants.queries import installation, member_for, search_member
 from controlplane.tenants.queries import members as all_members
 from controlplane.tenants.review import lines, overtaken, reason_of, renewed
 from controlplane.tenants.roles import PERMISSIONS, Role
-from controlplane.web.exports import CsvResponse
+from controlplane.web.exports import CsvResponse, in_batches
 from controlplane.web.pagination import BadCursor, keyset_page
 from controlplane.web.views import bad_request
 
@@ -69,7 +69,7 @@ def members(request: HttpRequest) -> HttpResponseBase:
     if role in set(Role):
         rows = rows.filter(role=role)
     if request.GET.get("format") == "csv":
-        return _csv(rows.order_by(*order).iterator(chunk_size=500))
+        return _csv(row for batch in in_batches(rows, order) for row in batch)
     try:
         page = keyset_page(rows, order, cursor=request.GET.get("cursor"))
     except BadCursor as error:

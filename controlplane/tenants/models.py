@@ -4,9 +4,11 @@ import uuid
 
 from django.conf import settings
 from django.contrib.postgres.fields import ArrayField
+from django.contrib.postgres.indexes import GinIndex, OpClass
 from django.core.validators import RegexValidator
 from django.db import models
 from django.db.models import Q
+from django.db.models.functions import Upper
 
 SLUG = RegexValidator(r"^[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?$", "Use 1 to 63 lower-case letters, digits and hyphens.")
 
@@ -124,7 +126,13 @@ class ApiKey(models.Model):
     version = models.IntegerField(default=1)
 
     class Meta:
-        indexes = [models.Index(fields=["expires_at"], condition=Q(state="active"), name="key_expiry")]
+        indexes = [
+            models.Index(fields=["expires_at"], condition=Q(state="active"), name="key_expiry"),
+            # what `icontains` compares, by the three letters that follow each other in it
+            GinIndex(
+                *(OpClass(Upper(name), "gin_trgm_ops") for name in ("name", "public_id", "prefix")), name="key_text"
+            ),
+        ]
 
 
 class IdempotentWrite(models.Model):

@@ -4,12 +4,13 @@ from typing import Any
 
 from django import forms
 from django.core.exceptions import ValidationError
-from django.db.models import Q, QuerySet
+from django.db.models import QuerySet
 from django.urls import reverse
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
 from controlplane.tenants.models import Tenant
+from controlplane.tenants.queries import slug_or_name_holds
 
 SUGGESTED_MAX = 30
 
@@ -20,15 +21,19 @@ def in_use(tenants: QuerySet[Tenant]) -> QuerySet[Tenant]:
 
 def suggestions(tenants: QuerySet[Tenant], text: str = "") -> SafeString:
     """Options of a datalist: the first tenants whose short name or name holds the text."""
-    found = tenants.filter(Q(slug__icontains=text) | Q(name__icontains=text)) if text else tenants
+    found = tenants.filter(slug_or_name_holds(text)) if text else tenants
     pairs = list(found.values_list("slug", "name")[:SUGGESTED_MAX])
     return format_html_join("", '<option value="{}">{}</option>', pairs)
 
 
 class TenantInput(forms.TextInput):
-    """A text input with a list of suggestions: the first ones from the server, then those that fit what is typed."""
+    """A text input with a list of suggestions: the first ones from the server, then those that fit what is typed.
 
-    def __init__(self, attrs: dict[str, Any] | None = None) -> None:
+    `tenants` are whom the page may name, all where only staff sees it.
+    """
+
+    def __init__(self, attrs: dict[str, Any] | None = None, tenants: QuerySet[Tenant] | None = None) -> None:
+        self._tenants = tenants
         super().__init__({"autocomplete": "off", "spellcheck": "false", "autocapitalize": "off", **(attrs or {})})
 
     def render(self, name: str, value: Any, attrs: dict[str, Any] | None = None, renderer: Any = None) -> SafeString:
@@ -38,7 +43,13 @@ class TenantInput(forms.TextInput):
             "hx-target": f"#{listed}",
         }  # fmt: skip
         box = super().render(name, value, {**(attrs or {}), **more}, renderer)
-        return format_html('{}<datalist id="{}">{}</datalist>', box, listed, suggestions(in_use(Tenant.objects.all())))
+        tenants = in_use(Tenant.objects.all() if self._tenants is None else self._tenants)
+        return format_html('{}<datalist id="{}">{}</datalist>', box, listed, suggestions(tenants))
+
+
+def tenant_input(name: str, value: str, tenants: QuerySet[Tenant], **attrs: Any) -> SafeString:
+    """The input for a page whose form is plain HTML, with the tenants that the person may see; `id` is `id_NAME`."""
+    return TenantInput(tenants=tenants).render(name, value, {"id": f"id_{name}", "maxlength": 63, **attrs})
 
 
 class TenantField(forms.CharField):

@@ -7,25 +7,47 @@ from django.utils import timezone
 from drf_spectacular.utils import extend_schema
 from rest_framework import serializers
 from rest_framework.exceptions import ParseError
-from rest_framework.parsers import JSONParser
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from controlplane.tenants.access import RolePermission
-from controlplane.usage.events import EVENTS_MOST, EventResult, take_events
+from controlplane.usage.events import EVENTS_MOST, ID_CHARS_MOST, SOURCE_CHARS_MOST, EventResult, take_events
+from controlplane.web.parsers import BoundedJSONParser
 
 
-class BatchParser(JSONParser):
+class BatchParser(BoundedJSONParser):
     """The media type of a batch in the CloudEvents HTTP binding."""
 
     media_type = "application/cloudevents-batch+json"
 
 
-class EventParser(JSONParser):
+class EventParser(BoundedJSONParser):
     """The media type of a single event."""
 
     media_type = "application/cloudevents+json"
+
+
+class TokenCountsSerializer(serializers.Serializer):
+    """What a request took."""
+
+    prompt_tokens = serializers.IntegerField(min_value=0)
+    output_tokens = serializers.IntegerField(min_value=0)
+    cached_tokens = serializers.IntegerField(min_value=0, required=False)
+    model = serializers.CharField(required=False)
+
+
+class CloudEventSerializer(serializers.Serializer):
+    """A request that another gateway served; `subject` is the tenant's short name. More attributes are passed over."""
+
+    takes_more = True
+    specversion = serializers.ChoiceField(["1.0"])
+    id = serializers.CharField(max_length=ID_CHARS_MOST)
+    source = serializers.CharField(max_length=SOURCE_CHARS_MOST)
+    type = serializers.CharField(max_length=ID_CHARS_MOST)
+    time = serializers.DateTimeField()
+    subject = serializers.CharField(max_length=63)
+    data = TokenCountsSerializer()
 
 
 class EventOutcomeSerializer(serializers.Serializer):
@@ -51,15 +73,19 @@ class UsageEvents(APIView):
     """Usage that another gateway measured: kept by source and id, shown, never charged.
 
     Send a JSON array of at most 1,000 CloudEvents: `specversion` 1.0, `id`, `source`, `type`, `time`, `subject` (the
-    tenant's short name) and `data` with `prompt_tokens`, `output_tokens` and where known `cached_tokens`, `model`.
+    tenant's short name) and `data` with `prompt_tokens`, `output_tokens` and where known `cached_tokens`, `model`. The
+    media types of the CloudEvents binding are taken too: `application/cloudevents-batch+json`, and for one event
+    `application/cloudevents+json`.
     """
 
     permission_classes = [RolePermission]
-    parser_classes = [JSONParser, BatchParser, EventParser]
+    parser_classes = [BoundedJSONParser, BatchParser, EventParser]
     read_permission = "usage.read"
     write_permission = "usage.write"
 
-    @extend_schema(request=serializers.ListSerializer(child=serializers.DictField()), responses=EventsAnswerSerializer)
+    @extend_schema(
+        request={BoundedJSONParser.media_type: CloudEventSerializer(many=True)}, responses=EventsAnswerSerializer
+    )
     def post(self, request: Request) -> Response:
         events = request.data if isinstance(request.data, list) else [request.data]
         if not 1 <= len(events) <= EVENTS_MOST:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
 from typing import Any
 
+from msgspec import Struct
 from psycopg import Cursor
 
 from controlplane.usage.ingest import SetAside
@@ -26,8 +26,7 @@ class Verdict(Enum):
     UNKNOWN = "unknown"
 
 
-@dataclass(frozen=True, slots=True)
-class Position:
+class Position(Struct, frozen=True):
     """How far an epoch was taken. `own_epoch` is the agent's present one."""
 
     last_seq: int
@@ -36,8 +35,7 @@ class Position:
     own_epoch: int
 
 
-@dataclass(frozen=True, slots=True)
-class Envelope:
+class Envelope(Struct, frozen=True):
     """What identifies a report: `digest` is the SHA-256 of its bytes, `sender_epoch` the epoch it was signed with.
 
     `lost_from`, unless 0, is the first of the reports before this one that its agent has lost.
@@ -91,8 +89,7 @@ def lock_positions(cursor: Cursor[Any], keys: Sequence[tuple[int, int]]) -> dict
     return {(row[0], row[1]): Position(row[2], bytes(row[3]), *row[4:]) for row in cursor.fetchall()}
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(Struct, frozen=True):
     """One report that was taken: moves its cursor from `follows`, and closes the epoch when `seal` is set."""
 
     agent_id: int

@@ -20,7 +20,8 @@ from psycopg.types.json import Jsonb
 from controlplane.core.period import US_PER_MINUTE, from_us, to_us
 from controlplane.core.stage_stack import STAGES
 from controlplane.usage.copy_binary import PG_EPOCH_US, row_template, rows_with_blobs
-from controlplane.usage.records import COPY_SQL, Ints, Records, to_copy
+from controlplane.usage.partitions import partition_of
+from controlplane.usage.records import COPY_COLUMNS, Ints, Records, to_copy
 from controlplane.usage.rollup_keys import KEY_COLUMNS, ROLLUP_COLUMNS, SUM_COLUMNS, Groups, group_by, sum_groups
 from controlplane.usage.sketch import sketch_groups
 from controlplane.usage.validation import charged_nanos
@@ -70,11 +71,16 @@ def store_records(cursor: Cursor[Any], records: Records, now: datetime) -> None:
     """COPYs the records and one delta per rollup key. They must have passed `validation.find_faults`."""
     if not len(records):
         return
-    with cursor.copy(COPY_SQL) as copy:
-        copy.write(to_copy(records, to_us(now)))
+    copy_records(cursor, records, now)
     rows = roll_up(records)
     with cursor.copy(_DELTA_SQL) as copy:
         copy.write(_deltas_to_copy(rows))
+
+
+def copy_records(cursor: Cursor[Any], records: Records, now: datetime) -> None:
+    """COPYs records received at `now` into the table of that day: by way of the whole it is a tenth more work."""
+    with cursor.copy(f"COPY {partition_of(now)} {COPY_COLUMNS} FROM STDIN (FORMAT BINARY)") as copy:
+        copy.write(to_copy(records, to_us(now)))
 
 
 def _deltas_to_copy(rows: RollupRows) -> bytes:

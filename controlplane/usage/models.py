@@ -107,7 +107,10 @@ KEY = ["pool_id", "tenant_id", "class_id", "model_id", "rate_version", "outcome"
 
 
 class RollupDelta(RollupColumns):
-    """What one ingest transaction adds to a minute of end; folded into `RollupMinute` and removed once it is closed."""
+    """What one ingest transaction adds to a minute of end; folded into `RollupMinute` and removed once it is closed.
+
+    The table has no index over `id`: an index for each row of every transaction costs more than all that reads them.
+    """
 
     id = models.BigAutoField(primary_key=True)
     minute = models.DateTimeField()

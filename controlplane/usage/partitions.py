@@ -15,6 +15,11 @@ _known_days: set[tuple[str, date]] = set()
 _known_lock = Lock()
 
 
+def partition_of(now: datetime) -> str:
+    """The table of the records received at an instant, as `usage_create_partition` names it."""
+    return f"usage_record_{now.astimezone(UTC):%Y%m%d}"
+
+
 def days_ahead(now: datetime, days: int = DAYS_AHEAD) -> list[date]:
     """The UTC day of `now` and the `days` after it."""
     today = now.astimezone(UTC).date()

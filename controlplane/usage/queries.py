@@ -145,6 +145,24 @@ def totals(scope: Scope, by: Sequence[str] = ()) -> list[Totals]:
     return _totals(scope, list(by), list(by))
 
 
+@dataclass(frozen=True, slots=True)
+class TenantCharge:
+    """What a tenant's requests are charged."""
+
+    requests: int
+    nanos: int
+
+
+def charges_by_tenant(scope: Scope) -> dict[int, TenantCharge]:
+    """Tenant id -> its charge: of `totals` the two sums that a list of ten thousand tenants shows."""
+    source, parameters = _sources(scope, days=True)
+    charge = " + ".join(name for name in SUM_COLUMNS if name.startswith("charge_"))
+    sql = f"SELECT tenant_id, sum(requests)::bigint, sum({charge})::bigint FROM ({source}) AS u GROUP BY 1"  # noqa: S608 - names are constants
+    with connection.cursor() as cursor:
+        cursor.execute(sql, parameters)
+        return {tenant_id: TenantCharge(requests, nanos) for tenant_id, requests, nanos in cursor.fetchall()}
+
+
 def series(scope: Scope, step: timedelta, by: Sequence[str] = ()) -> list[Totals]:
     """Sums by step of time (key `at`, the step's start) and dimension; `step` is a whole number of minutes.
 

@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from controlplane.usage.copy_binary import HEADER, PG_EPOCH_US, TRAILER, row_template
@@ -49,9 +50,7 @@ COLUMNS = (
     ("charge_gpu_nanos", "int8"),
 )  # fmt: skip
 _AS_REPORTED = tuple(name for name, _ in COLUMNS if name in INTEGERS)
-COPY_SQL = "COPY usage_record ({}, client_request_id) FROM STDIN (FORMAT BINARY)".format(
-    ", ".join(name for name, _ in COLUMNS)
-)
+COPY_COLUMNS = "({}, client_request_id)".format(", ".join(name for name, _ in COLUMNS))
 
 Ints = NDArray[np.int64]
 
@@ -102,16 +101,14 @@ class Records:
         )
 
 
-@dataclass(frozen=True)
-class Origin:
+class Origin(Struct, frozen=True):
     """Whose rows these are."""
 
     agent_id: int
     pool_id: int
 
 
-@dataclass(frozen=True, slots=True)
-class PackedRows:
+class PackedRows(Struct, frozen=True):
     """The records of a packed report (`wire.packed`): `rows` are `count` of fixed width, texts stand where there are
     any.
     """
@@ -240,7 +237,7 @@ def _is_readable(row: RecordTuple) -> bool:
 
 
 def to_copy(records: Records, received_us: int) -> bytearray:
-    """The bytes of COPY BINARY for `COPY_SQL`. Client ids are cut at CLIENT_ID_MAX bytes.
+    """The bytes of COPY BINARY for `COPY_COLUMNS`. Client ids are cut at CLIENT_ID_MAX bytes.
 
     Rows are written in groups of equal length of the client's id, so that each group is one array of fixed width.
     """
@@ -269,7 +266,9 @@ def _copy_of(records: Records, groups: Sequence[Group], received_us: int) -> byt
     at = len(HEADER)
     for (chosen, texts), template, count in zip(groups, templates, counts, strict=True):
         rows = np.frombuffer(out, template.dtype, count, at)
-        rows[:] = template
+        # as bytes: numpy would go through every field of every row
+        whole = f"V{template.dtype.itemsize}"
+        rows.view(whole)[:] = template.view(whole)
         _fill(rows, records, chosen, received_us)
         if texts and texts[0]:
             rows["last"] = np.frombuffer(b"".join(texts), dtype=f"V{len(texts[0])}")

@@ -67,9 +67,9 @@ def _fold_batch(now: datetime) -> int:
             return 0
         cursor.execute(
             f"""
-            DELETE FROM usage_rollupdelta WHERE id IN (
-                SELECT id FROM usage_rollupdelta WHERE minute < %s ORDER BY minute, id LIMIT %s
-            ) RETURNING minute, {", ".join(ROLLUP_COLUMNS)}
+            DELETE FROM usage_rollupdelta WHERE ctid = ANY(ARRAY(
+                SELECT ctid FROM usage_rollupdelta WHERE minute < %s ORDER BY minute LIMIT %s
+            )) RETURNING minute, {", ".join(ROLLUP_COLUMNS)}
             """,  # noqa: S608 - the names are constants
             (from_us(minute_start_us(to_us(now))), BATCH),
         )

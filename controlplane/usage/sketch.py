@@ -8,14 +8,12 @@ records are sketched and many blobs merged in one pass of numpy; the rules are t
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from controlplane.core.histogram import BUCKETS_PER_OCTAVE, ZERO_INDEX, Histogram
 from controlplane.core.stage_stack import STACK_STAGES, STAGES, UPSTREAM, StageStack
-from controlplane.usage.rollup_keys import in_order, numbered
 
 VERSION = 1
 TTFT = "ttft"
@@ -28,8 +26,10 @@ _WIDTH = len(STACK_STAGES)
 _ENTRY = np.dtype([("index", "<i2"), ("count", "<u4")])
 _ROW = np.dtype([("index", "<i2"), ("count", "<u4"), ("sums", "<i8", (_WIDTH,))])
 _PREFILL, _DECODE, _UPSTREAM = (STACK_STAGES.index(name) for name in ("prefill", "decode", UPSTREAM))
-# Codes put the bucket of zero first and every other bucket after it: 0 is zero, index + 2 the rest (index >= -1).
-_SPAN = 1_026
+# Codes put the bucket of zero first and every other bucket after it: 0 is zero, index + 2 the rest (index >= -1). They
+# are under 1,026; a power of two is taken apart without a division.
+_SHIFT = 11
+_CODE = 2**_SHIFT - 1
 
 Ints = NDArray[np.int64]
 
@@ -81,13 +81,11 @@ def _split(blob: bytes) -> tuple[tuple[int, ...], bytes, bytes]:
 def bucket_codes(us: Ints) -> Ints:
     """Bucket of each duration as a code that sorts: 0 for zero, else `core.histogram.bucket_index` + 2."""
     positive = np.maximum(us, 1)
-    codes = np.ceil(np.log2(positive) * BUCKETS_PER_OCTAVE).astype(np.int64) + 1
-    powers = (positive & (positive - 1)) == 0
-    if powers.any():
-        exponents = np.frexp(positive[powers])[1] - 1
-        codes[powers] = exponents * BUCKETS_PER_OCTAVE + 1
-    codes[us == 0] = 0
-    return codes
+    wide = positive.astype(np.float64)
+    codes = np.ceil(np.log2(wide) * BUCKETS_PER_OCTAVE)
+    # the bound of a bucket is in it, whatever the logarithm of a power of two is rounded to
+    np.copyto(codes, (np.frexp(wide)[1] - 1) * BUCKETS_PER_OCTAVE, where=(positive & (positive - 1)) == 0)
+    return np.where(us == 0, 0, codes.astype(np.int64) + 1)
 
 
 def _indexes(codes: Ints) -> NDArray[np.int16]:
@@ -151,44 +149,68 @@ def _pack_histograms(group: Ints, groups: int, measured: Ints) -> tuple[Ints, ND
     width = len(HISTOGRAMS)
     slot = group[None, :] * width + np.arange(width)[:, None]
     seen = measured >= 0
-    return _sum_entries(slot[seen], groups, bucket_codes(measured[seen]), None)
-
-
-def _sum_entries(slot: Ints, groups: int, codes: Ints, counts: Ints | None) -> tuple[Ints, NDArray[np.void]]:
-    """Entries in the order (group, histogram, bucket) and how many each (group, histogram) has."""
-    width = len(HISTOGRAMS)
-    size = groups * width * _SPAN
-    # half the bytes sort in half the time
-    key = (slot * _SPAN + codes).astype(np.int32 if size < 2**31 else np.int64)
-    distinct, summed = _sum_by_key(key, counts, size)
-    entries = np.empty(len(distinct), _ENTRY)
-    entries["index"] = _indexes(distinct % _SPAN)
-    entries["count"] = summed
-    return np.bincount(distinct // _SPAN, minlength=groups * width).reshape(groups, width), entries
-
-
-def _sum_by_key(key: NDArray[Any], counts: Ints | None, size: int) -> tuple[Ints, Ints]:
-    if size <= 8 * len(key) + 65_536:
-        dense = np.bincount(key, weights=counts, minlength=size)
+    key = (slot[seen] << _SHIFT) | bucket_codes(measured[seen])
+    if groups * width << _SHIFT <= 8 * len(key) + 65_536:
+        dense = np.bincount(key, minlength=groups * width << _SHIFT)
         distinct = np.flatnonzero(dense)
-        return distinct, dense[distinct].astype(np.int64)
-    if counts is None:
-        distinct, times = np.unique(key, return_counts=True)
-        return distinct.astype(np.int64), times
-    distinct, inverse = np.unique(key, return_inverse=True)
-    return distinct.astype(np.int64), np.bincount(inverse, weights=counts).astype(np.int64)
+        return _entries(distinct, dense[distinct], groups)
+    key = key[_sorting(key)]
+    starts = _starts(key)
+    return _entries(key[starts], np.diff(starts, append=len(key)), groups)
+
+
+def _sum_entries(slot: Ints, groups: int, codes: Ints, counts: Ints) -> tuple[Ints, NDArray[np.void]]:
+    """Entries in the order (group, histogram, bucket) and how many each (group, histogram) has."""
+    key = (slot << _SHIFT) | codes
+    order = _sorting(key)
+    key = key[order]
+    starts = _starts(key)
+    return _entries(key[starts], _sums(counts[None, order], starts)[0], groups)
+
+
+def _entries(distinct: Ints, counts: Ints, groups: int) -> tuple[Ints, NDArray[np.void]]:
+    width = len(HISTOGRAMS)
+    entries = np.empty(len(distinct), _ENTRY)
+    entries["index"] = _indexes(distinct & _CODE)
+    entries["count"] = counts
+    return np.bincount(distinct >> _SHIFT, minlength=groups * width).reshape(groups, width), entries
 
 
 def _pack_stacks(group: Ints, groups: int, counts: Ints, codes: Ints, sums: Ints) -> tuple[Ints, NDArray[np.void]]:
-    distinct, inverse = numbered(group * _SPAN + codes, groups * _SPAN)
-    order, starts = in_order(inverse, len(distinct))
+    key = (group << _SHIFT) | codes
+    order = _sorting(key)
+    key = key[order]
+    starts = _starts(key)
+    distinct = key[starts]
     rows = np.empty(len(distinct), _ROW)
-    rows["index"] = _indexes(distinct % _SPAN)
-    if len(distinct):
-        rows["count"] = np.add.reduceat(counts[order], starts)
-        # reduceat adds integers, so that sums of microseconds stay exact
-        rows["sums"] = np.add.reduceat(sums[:, order], starts, axis=1).T
-    return np.bincount(distinct // _SPAN, minlength=groups), rows
+    rows["index"] = _indexes(distinct & _CODE)
+    rows["count"] = _sums(counts[None, order], starts)[0]
+    rows["sums"] = _sums(sums[:, order], starts).T
+    return np.bincount(distinct >> _SHIFT, minlength=groups), rows
+
+
+def _sorting(key: Ints) -> Ints:
+    """The order that sorts keys of a number and a code. Sixteen bits are sorted by radix, in half the time."""
+    if not len(key) or int(key.max()) >> _SHIFT >= 2**16:
+        return np.argsort(key)
+    by_code = np.argsort((key & _CODE).astype(np.uint16), kind="stable")
+    return by_code[np.argsort((key >> _SHIFT)[by_code].astype(np.uint16), kind="stable")]
+
+
+def _starts(ordered: Ints) -> Ints:
+    """Where each run of equal values begins."""
+    begins = np.ones(len(ordered), dtype=np.bool_)
+    np.not_equal(ordered[1:], ordered[:-1], out=begins[1:])
+    return np.flatnonzero(begins)
+
+
+def _sums(ordered: Ints, starts: Ints) -> Ints:
+    """Exact sums of each run of the columns (rows, n): (rows, runs)."""
+    if not len(starts):
+        return ordered
+    through = np.cumsum(ordered, axis=1)[:, np.append(starts[1:], ordered.shape[1]) - 1]
+    through[:, 1:] -= through[:, :-1].copy()
+    return through
 
 
 def _join(counts: Ints, entries: NDArray[np.void], row_counts: Ints, rows: NDArray[np.void]) -> list[bytes]:

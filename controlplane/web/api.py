@@ -2,11 +2,14 @@
 
 from typing import Any
 
-from django.core.exceptions import ValidationError
+from django.conf import settings
+from django.core.exceptions import RequestDataTooBig, TooManyFieldsSent, TooManyFilesSent, ValidationError
 from django.http import Http404
-from rest_framework.exceptions import APIException, PermissionDenied
+from rest_framework.exceptions import APIException, ParseError, PermissionDenied
 from rest_framework.response import Response
 from rest_framework.views import exception_handler
+
+from controlplane.web.parsers import BodyTooLarge
 
 PROBLEM_TYPE = "application/problem+json"
 
@@ -28,6 +31,11 @@ def problem_json(error: Exception, context: dict[str, Any]) -> Response | None:
     if isinstance(error, ValidationError):
         fields: Any = error.message_dict if hasattr(error, "error_dict") else {"detail": error.messages}
         return _problem(400, "Some values cannot be used.", "invalid", fields)
+    # What Django refuses while it reads a form is no page of its own here.
+    if isinstance(error, RequestDataTooBig):
+        error = BodyTooLarge(settings.DATA_UPLOAD_MAX_MEMORY_SIZE)
+    elif isinstance(error, (TooManyFieldsSent, TooManyFilesSent)):
+        error = ParseError("The form has too many fields.")
     response = exception_handler(error, context)
     if response is None:
         return None

@@ -12,17 +12,18 @@ import math
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from datetime import UTC, date, datetime
 from decimal import Decimal
-from itertools import islice
-from typing import Any
+from typing import Any, cast
 from uuid import UUID
 
 from asgiref.sync import sync_to_async
 from django.db.models import QuerySet
 from django.http import StreamingHttpResponse
 
+from controlplane.web.pagination import keyset_page
+
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
-CHUNK_CHARS = 16 * 1024
-BATCH_ROWS = 200
+FIRST_CHARS, CHUNK_CHARS = 2 * 1024, 16 * 1024
+FIRST_ROWS, BATCH_ROWS = 100, 1_000
 NANOS_EXPONENT = -9
 
 
@@ -70,54 +71,81 @@ def cell(value: Any) -> str:
 
 
 def csv_chunks(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterator[bytes]:
-    """The file in UTF-8 pieces of about 16 KiB, lines ended by CRLF, the header first.
+    """The file in UTF-8 pieces of about 16 KiB, after a first one that comes soon; lines ended by CRLF, header first.
 
     Raises ValueError when a row's width differs from the header's.
     """
-    buffer = io.StringIO()
+    buffer, wanted = io.StringIO(), FIRST_CHARS
     writer = csv.writer(buffer, lineterminator="\r\n")
     writer.writerow([neutral(name) for name in header])
     for number, row in enumerate(rows, start=1):
         if len(row) != len(header):
             raise ValueError(f"row {number} has {len(row)} cells, the header has {len(header)}")
         writer.writerow([cell(value) for value in row])
-        if buffer.tell() >= CHUNK_CHARS:
+        if buffer.tell() >= wanted:
+            wanted = CHUNK_CHARS
             yield buffer.getvalue().encode()
             buffer.seek(0)
             buffer.truncate()
     yield buffer.getvalue().encode()
 
 
-def in_batches(rows: QuerySet[Any, Any], size: int = BATCH_ROWS) -> Iterator[list[Any]]:
-    """A queryset's rows by a server-side cursor, in lists: what is read beside them is read once a list."""
-    remaining = rows.iterator(chunk_size=size)
-    while batch := list(islice(remaining, size)):
-        yield batch
+def in_batches(rows: QuerySet[Any, Any], order: Sequence[str]) -> Iterator[list[Any]]:
+    """A queryset's rows as its pages show them, in lists: what is read beside them is read once a list.
+
+    Each list is a keyset page, the first a short one: a cursor outside a transaction would hold the whole result
+    before its first row, and inside one keep a transaction open for as long as somebody downloads. `order` is of
+    columns that stay (see `keyset_page`); for what moves while it is read there is `in_present_order`.
+    """
+    cursor, limit = None, FIRST_ROWS
+    while True:
+        page = keyset_page(rows, order, cursor=cursor, limit=limit, most=BATCH_ROWS)
+        if page.rows:
+            yield page.rows
+        cursor, limit = page.next_cursor, BATCH_ROWS
+        if cursor is None:
+            return
 
 
-class _Pieces:
-    """Chunks for WSGI (iterated) and ASGI (pulled from a thread, so neither the loop nor memory is held)."""
+def in_present_order(rows: QuerySet[Any, Any], order: Sequence[str], whole: QuerySet[Any, Any]) -> Iterator[list[Any]]:
+    """Rows in the order of this instant: their keys are read at once, then `whole` rows by key, in lists.
 
-    def __init__(self, chunks: Iterator[bytes]) -> None:
-        self.chunks = chunks
+    For orders that no index has or that change while they are read: each row once, but for those that went meanwhile.
+    """
+    keys = list(rows.order_by(*order).values_list("pk", flat=True))
+    begin, limit = 0, FIRST_ROWS
+    while part := keys[begin : begin + limit]:
+        found = whole.in_bulk(part)
+        yield [found[key] for key in part if key in found]
+        begin, limit = begin + limit, BATCH_ROWS
 
-    async def pull(self) -> AsyncIterator[bytes]:
-        def following() -> bytes | None:
-            return next(self.chunks, None)
 
-        while (piece := await sync_to_async(following)()) is not None:
-            yield piece
+async def pulled(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
+    """For ASGI: each piece is made in a thread when it is wanted, so neither the loop nor memory is held."""
+
+    def following() -> bytes | None:
+        return next(pieces, None)
+
+    while (piece := await sync_to_async(following)()) is not None:
+        yield piece
 
 
-class CsvResponse(StreamingHttpResponse):
-    """A download. `filename` without path; rows may be a generator over a server-side cursor."""
+class StreamedResponse(StreamingHttpResponse):
+    """Pieces that are made as it goes; with a `filename`, without path, it is a download."""
 
-    def __init__(self, filename: str, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-        self._pieces = _Pieces(csv_chunks(header, rows))
-        super().__init__(self._pieces.chunks, content_type="text/csv; charset=utf-8; header=present")
-        safe = "".join(c if c.isalnum() or c in "-_." else "-" for c in filename)
-        self.headers["Content-Disposition"] = f'attachment; filename="{safe}"'
+    def __init__(self, filename: str, chunks: Iterator[bytes], content_type: str) -> None:
+        super().__init__(chunks, content_type=content_type)
+        if filename:
+            safe = "".join(c if c.isalnum() or c in "-_." else "-" for c in filename)
+            self.headers["Content-Disposition"] = f'attachment; filename="{safe}"'
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        async for piece in self._pieces.pull():
+        async for piece in pulled(cast("Iterator[bytes]", self.streaming_content)):
             yield piece
+
+
+class CsvResponse(StreamedResponse):
+    """A table as a download; rows may be a generator that reads as it goes."""
+
+    def __init__(self, filename: str, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+        super().__init__(filename, csv_chunks(header, rows), "text/csv; charset=utf-8; header=present")

@@ -19,6 +19,7 @@ WHY = {
     406: "The answer has no form that `Accept` names.",
     409: "It has ended, or is in no state for that.",
     412: "Somebody changed the row since its ETag was read.",
+    413: "The body is too large.",
     415: "The body is of another media type.",
     422: "The Idempotency-Key was used with another body.",
     428: "Send `If-Match`.",
@@ -84,9 +85,12 @@ class RestSchema(AutoSchema):
         return {**operation, "responses": dict(sorted(said.items()))}
 
     def _map_basic_serializer(self, serializer: Any, direction: Any) -> dict[str, Any]:
-        """Bodies are closed: a field that there is not is refused, see `tenants.rest.checked`."""
+        """Bodies are closed: a field that there is not is refused, see `tenants.rest.checked`. Where others say what a
+        body has, the serializer says so: `takes_more`.
+        """
         found = super()._map_basic_serializer(serializer, direction)
-        return {**found, "additionalProperties": False} if direction == "request" else found
+        closed = direction == "request" and not getattr(serializer, "takes_more", False)
+        return {**found, "additionalProperties": False} if closed else found
 
     def _map_serializer_field(self, field: Any, direction: Any, bypass_extensions: bool = False) -> dict[str, Any]:
         """With what the framework checks and its description leaves out."""
@@ -104,7 +108,7 @@ class RestSchema(AutoSchema):
         if "{" in self.path or (self._is_list_view() and self._get_paginator()):
             yield 404
         if has_body:
-            yield 415
+            yield from (413, 415)
         if self._handler_has("takes_idempotency_key"):
             yield 422
         if self._handler_has("asks_if_match"):

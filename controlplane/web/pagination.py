@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
@@ -12,11 +13,15 @@ from typing import Any
 from uuid import UUID
 
 import orjson
-from django.db.models import Q, QuerySet
+from django.core.exceptions import FieldDoesNotExist, ValidationError
+from django.db.models import Model, Q, QuerySet
 
 DEFAULT_LIMIT = 50
 LIMIT_MAX = 200
 CURSOR_CHARS_MAX = 1_000
+
+
+NOT_OF_THIS_LIST = "the cursor does not belong to this list; start again at the first page"
 
 
 class BadCursor(ValueError):
@@ -69,20 +74,53 @@ def _decode(cursor: str, width: int) -> tuple[str, list[Any]]:
     except (binascii.Error, ValueError, TypeError, KeyError, ArithmeticError) as error:
         raise BadCursor("the cursor cannot be read; start again at the first page") from error
     if direction not in ("after", "before") or len(values) != width or any(isinstance(v, list) for v in values):
-        raise BadCursor("the cursor does not belong to this list; start again at the first page")
+        raise BadCursor(NOT_OF_THIS_LIST)
     return direction, values
 
 
-def _beyond(order: Sequence[str], values: Sequence[Any], *, forward: bool) -> Q:
-    """Rows strictly after (or before) the given key, for any mix of ascending and descending columns."""
+def _beyond(model: type[Model], order: Sequence[str], values: Sequence[Any], *, forward: bool) -> Q:
+    """Rows strictly after (or before) the given key, for any mix of ascending and descending columns.
+
+    Null is the largest value, as PostgreSQL sorts it.
+    """
     condition = Q()
-    equal: dict[str, Any] = {}
+    equal = Q()
     for name, value in zip(order, values, strict=True):
         column = name.lstrip("-")
         greater = name.startswith("-") != forward
-        condition |= Q(**equal, **{f"{column}__{'gt' if greater else 'lt'}": value})
-        equal[column] = value
-    return condition
+        condition |= equal & _past(column, value, greater=greater, nullable=bool(_is_nullable(model, column)))
+        equal &= Q(**{f"{column}__isnull": True} if value is None else {column: value})
+    return condition & _from_there(model, order[0], values[0], forward=forward) if len(order) > 1 else condition
+
+
+def _past(column: str, value: Any, *, greater: bool, nullable: bool) -> Q:
+    if value is None:
+        return Q(pk__in=[]) if greater else Q(**{f"{column}__isnull": False})
+    if not greater:
+        return Q(**{f"{column}__lt": value})
+    return Q(**{f"{column}__gt": value}) | (Q(**{f"{column}__isnull": True}) if nullable else Q())
+
+
+def _from_there(model: type[Model], name: str, value: Any, *, forward: bool) -> Q:
+    """What `_beyond` implies for the first column: the database starts there in an index, which no OR lets it do."""
+    column, greater = name.lstrip("-"), name.startswith("-") != forward
+    nullable = _is_nullable(model, column)
+    if value is None or nullable is None or (greater and nullable):
+        return Q()
+    return Q(**{f"{column}__{'gte' if greater else 'lte'}": value})
+
+
+def _is_nullable(model: type[Model], path: str) -> bool | None:
+    """Whether a column can be null; None for an annotation, which a list makes without nulls and no index holds."""
+    found: bool = False
+    for part in path.split("__"):
+        try:
+            field = model._meta.get_field(part)
+        except FieldDoesNotExist:
+            return None
+        found = found or bool(getattr(field, "null", False))
+        model = field.related_model  # type: ignore[assignment]
+    return found
 
 
 def _reversed(order: Sequence[str]) -> list[str]:
@@ -102,24 +140,57 @@ def _key(row: Any, order: Sequence[str]) -> list[Any]:
     return values
 
 
+def sorted_page(
+    rows: Sequence[Any], key: Callable[[Any], tuple[Any, ...]], *, cursor: str | None, limit: int = DEFAULT_LIMIT
+) -> Page:
+    """One page of rows that are in memory, in the ascending order of `key`, which no two share.
+
+    Raises BadCursor for a cursor that is not of this list.
+    """
+    limit = min(max(limit, 1), LIMIT_MAX)
+    begin, end = 0, limit
+    if cursor and rows:
+        direction, values = _decode(cursor, len(key(rows[0])))
+        try:
+            if direction == "after":
+                begin = bisect_right(rows, tuple(values), key=key)
+                end = begin + limit
+            else:
+                end = bisect_left(rows, tuple(values), key=key)
+                begin = max(0, end - limit)
+        except TypeError as error:
+            raise BadCursor(NOT_OF_THIS_LIST) from error
+    shown = list(rows[begin:end])
+    return Page(
+        rows=shown,
+        next_cursor=_encode("after", key(shown[-1])) if shown and end < len(rows) else None,
+        previous_cursor=_encode("before", key(shown[0])) if shown and begin > 0 else None,
+    )
+
+
 def keyset_page(
-    queryset: QuerySet[Any, Any], order: Sequence[str], *, cursor: str | None, limit: int = DEFAULT_LIMIT
+    queryset: QuerySet[Any, Any],
+    order: Sequence[str],
+    *,
+    cursor: str | None,
+    limit: int = DEFAULT_LIMIT,
+    most: int = LIMIT_MAX,
 ) -> Page:
     """One page of a queryset of models or `values()` dicts.
 
-    `order`: column names, `-` for descending; together unique and never null (end with the primary key).
-    Raises BadCursor for a cursor that is not of this list; `limit` is held between 1 and LIMIT_MAX.
+    `order`: column names, `-` for descending; together unique (end with the primary key).
+    Raises BadCursor for a cursor that is not of this list; `limit` is held between 1 and `most`.
     """
-    limit = min(max(limit, 1), LIMIT_MAX)
+    limit = min(max(limit, 1), most)
     direction, values = _decode(cursor, len(order)) if cursor else ("after", None)
     forward = direction == "after"
     rows_wanted = queryset.order_by(*(order if forward else _reversed(order)))
     if values is not None:
         try:
-            rows_wanted = rows_wanted.filter(_beyond(order, values, forward=forward))
+            rows_wanted = rows_wanted.filter(_beyond(queryset.model, order, values, forward=forward))
             rows = list(rows_wanted[: limit + 1])
-        except (TypeError, ValueError) as error:
-            raise BadCursor("the cursor does not belong to this list; start again at the first page") from error
+        except (TypeError, ValueError, ValidationError) as error:
+            raise BadCursor(NOT_OF_THIS_LIST) from error
     else:
         rows = list(rows_wanted[: limit + 1])
     more = len(rows) > limit

@@ -110,7 +110,7 @@ class ClassPolicy(Struct, frozen=True):
     models: list[str]
 
 
-class TenantPolicy(Struct, frozen=True):
+class TenantPolicy(Struct, frozen=True, gc=False):
     """`hard_budget` says that admission needs a lease."""
 
     id: int
@@ -124,7 +124,7 @@ class TenantPolicy(Struct, frozen=True):
     ancestors: list[int]
 
 
-class ContractPolicy(Struct, frozen=True):
+class ContractPolicy(Struct, frozen=True, gc=False):
     """A contract version; `tenant_id` null is everyone in the class."""
 
     version_id: int

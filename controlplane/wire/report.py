@@ -256,13 +256,16 @@ class LiveFigures(Struct, frozen=True):
 
 
 class Demand(Struct, array_like=True, frozen=True):
-    """Requests of the last 10 s by tenant (scope `t`), key (`k`) or class (`c`): what shares of limits follow."""
+    """Requests of the last 10 s by tenant (scope `t`), key (`k`) or class (`c`), and how many are here now, whenever
+    they came: what shares of limits follow.
+    """
 
     scope: str
     id: int
     requests: int
     tokens: int
     refused: int
+    present: int = 0
 
 
 class ItemRoom(Struct, array_like=True, frozen=True):
@@ -397,6 +400,10 @@ class Exhausted(Struct, frozen=True):
     ends_us: int
 
 
+SHARES_HEADER = "x-flexband-shares"
+"""With a report: the `shares_mark` of the answer whose shares its agent goes by when it is sent."""
+
+
 class Share(Struct, frozen=True):
     """This agent's part of an installation-wide limit; null is no limit. scope: tenant, key or class."""
 
@@ -471,7 +478,8 @@ class Answer(Struct, frozen=True):
 
     `revision` and `digest` name the policy to pull (0 and empty: none); `generation` is the
     installation's and only grows; `quarantined` counts rows of this report that were set aside. `signing_keys` is
-    `signing.keys_digest` of the keys in use: an agent that trusts others says hello for them.
+    `signing.keys_digest` of the keys in use: an agent that trusts others says hello for them. `shares_mark` names the
+    shares that are due: with a report that names the same ones in SHARES_HEADER they are left out, and stay in force.
     """
 
     accepted_through: int
@@ -494,3 +502,4 @@ class Answer(Struct, frozen=True):
     items_cancelled: list[ItemsCancelled] = []
     items_give_back: int = 0
     signing_keys: str = ""
+    shares_mark: str = ""

@@ -70,9 +70,9 @@ def to_text(raw: bytes) -> str:
     return base64.urlsafe_b64encode(raw).decode()
 
 
-def from_text(text: str) -> bytes:
+def from_text(text: str | bytes) -> bytes:
     """Raises ValueError on text that is not base64."""
-    return base64.urlsafe_b64decode(text.encode())
+    return base64.urlsafe_b64decode(text.encode() if isinstance(text, str) else text)
 
 
 def key_id(public_key: bytes) -> str:

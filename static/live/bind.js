@@ -13,14 +13,23 @@ import { WaitingRows } from "/static/flexband/js/rows.js";
 const DASH = "—";
 const waiting = new WeakMap();
 const shapes = new Map();
+const writers = new Map();
 
 export const pick = (scope, path) => path.split(".").reduce((value, name) => value?.[name], scope) ?? null;
+
+/** Kept: making one takes longer than all that is written with it in a second. */
+function writer(places) {
+  if (!writers.has(places)) {
+    writers.set(places, new Intl.NumberFormat("en-GB", { minimumFractionDigits: places, maximumFractionDigits: places }));
+  }
+  return writers.get(places);
+}
 
 /** As `numerals.fixed`: grouped, half up, true minus, and what rounds to zero without being zero says so. */
 export function fixed(value, places = 0) {
   if (value === null || !Number.isFinite(Number(value))) return DASH;
   const size = Math.abs(value);
-  const text = size.toLocaleString("en-GB", { minimumFractionDigits: places, maximumFractionDigits: places });
+  const text = writer(places).format(size);
   const sign = value < 0 ? "−" : "";
   if (size !== 0 && Number(text.replaceAll(",", "")) === 0) return `${sign}<${(10 ** -places).toFixed(places)}`;
   return sign + text;

@@ -12,7 +12,9 @@ function place() {
   const now = serverNow();
   for (const element of document.querySelectorAll("[data-span-from]")) {
     const from = Date.parse(element.dataset.spanFrom);
-    const to = element.dataset.spanTo ? Date.parse(element.dataset.spanTo) : now;
+    // What was not heard is not drawn: a strip that is stale ends where it was told last.
+    const heard = Date.parse(element.closest("[data-stale-after].stale")?.dataset.age ?? "");
+    const to = element.dataset.spanTo ? Date.parse(element.dataset.spanTo) : Number.isNaN(heard) ? now : heard;
     const left = Math.max(0, 1 - (now - from) / HOUR_MS), right = Math.min(1, 1 - (now - to) / HOUR_MS);
     element.hidden = right <= 0 || Number.isNaN(from);
     element.style.setProperty("--from", `${left * 100}%`);
@@ -30,7 +32,7 @@ export function livePage(topic, after = () => {}) {
   const main = document.querySelector("main");
   let before = null;
   const bar = document.querySelector("[data-past]");
-  const live = bar ? new Past(bar) : new LiveSocket("/ws/live/");
+  const live = bar ? new Past(bar) : new LiveSocket("/ws/live/", { quietAfterMs: 10_000 });
   live.on(topic, (state) => {
     bind(main, state);
     for (const element of main.querySelectorAll("[data-stale-after]")) touch(element, pick(state, element.dataset.topic || "at") ?? "");
@@ -42,6 +44,7 @@ export function livePage(topic, after = () => {}) {
   });
   place();
   setInterval(place, 5000);
+  setInterval(() => main.querySelector(".tally.stale") && pageState("unknown", "not known"), 1000);
   setTimeout(() => live.open(), 0);
   return live;
 }

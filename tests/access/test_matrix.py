@@ -10,6 +10,7 @@ from django.urls import NoReverseMatch, reverse
 from controlplane.tenants.roles import PERMISSIONS, Role, allows
 from tests.access.examples import MARK, OWNED, budget, key, maker, tenant
 from tests.access.routes import Route, routes
+from tests.bodies import body_of
 
 ROUTES = routes()
 STAFF = [role.value for role in Role if role != Role.TENANT]
@@ -96,8 +97,7 @@ def expected(person: str, route: Route, permission: str | None, owner: str) -> s
 
 
 def body(response) -> str:
-    content = b"".join(response) if response.streaming else response.content
-    return content.decode("utf-8", "replace")
+    return body_of(response).decode("utf-8", "replace")
 
 
 @pytest.mark.parametrize("person", PEOPLE)

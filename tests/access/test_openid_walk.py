@@ -44,7 +44,7 @@ class ProviderProcess:
 
     def stop(self):
         self.process.kill()
-        self.process.wait(20)
+        self.process.wait(60)
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ cut off. The addresses come out of the resolver, so that a new page is read as s
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import product
 
 import pytest
 from axe_playwright_python.base import AXE_SCRIPT
@@ -68,20 +69,32 @@ def looking(browser: Browser, site: str, cookies: dict[str, str]) -> Iterator[Pa
     context.close()
 
 
-def faults(page: Page, url: str) -> Iterator[tuple[str, str, int, str, list[str]]]:
+Fault = tuple[str, str, int, str, list[str]]
+
+
+def faults(page: Page, url: str) -> Iterator[Fault]:
     """What axe finds on a page in each look: address, theme, width in px, rule, elements."""
     for number, (theme, width) in enumerate(LOOKS):
-        page.emulate_media(color_scheme=theme)
-        page.set_viewport_size({"width": width, "height": 900})
+        look(page, theme, width)
         if number == 0:
             page.goto(url, wait_until="load")
-        page.wait_for_function(SETTLED)
-        for rule, elements in page.evaluate(ASK, RULES):
-            yield url, theme, width, rule, elements
-        try:  # charts take their new width a moment after the window did
-            page.wait_for_function(FITS, timeout=5_000)
-        except TimeoutError:
-            yield url, theme, width, "cut off", []
+        yield from faults_now(page, url, theme, width)
+
+
+def look(page: Page, theme: str, width: int) -> None:
+    page.emulate_media(color_scheme=theme)
+    page.set_viewport_size({"width": width, "height": 900})
+
+
+def faults_now(page: Page, url: str, theme: str, width: int) -> Iterator[Fault]:
+    """What axe finds on the page as it stands."""
+    page.wait_for_function(SETTLED)
+    for rule, elements in page.evaluate(ASK, RULES):
+        yield url, theme, width, rule, elements
+    try:  # charts take their new width a moment after the window did
+        page.wait_for_function(FITS, timeout=5_000)
+    except TimeoutError:
+        yield url, theme, width, "cut off", []
 
 
 def test_axe_finds_nothing_on_any_page(world, pages, capsys):
@@ -103,4 +116,30 @@ def test_axe_finds_nothing_on_any_page(world, pages, capsys):
                     found += faults(page, url)
     with capsys.disabled():
         print(f"\n  {len(inside)} pages of an admin, {len(outside)} of nobody")
+    assert found == [], "\n".join(map(str, found))
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("budget-new", "There is a problem"),
+        ("rate-card-new", "There is a problem"),
+        ("cost-rate-new", "There is a problem"),
+        ("budget-edit", "Nothing was changed"),
+    ],
+)
+def test_axe_finds_nothing_on_the_answer_to_a_form_of_money(world, pages, name, says):
+    """What is refused, and the notice of what was done, are read in both themes and at both widths."""
+    admin = world["admin"]
+    (url,) = opened(admin, [url for url in pages if resolve(url.partition("?")[0]).url_name == name])
+    session = {project.SESSION_COOKIE_NAME: admin.cookies[project.SESSION_COOKIE_NAME].value}
+    with web() as site, chromium() as browser, looking(browser, site, session) as page:
+        page.goto(url, wait_until="load")
+        with page.expect_navigation():
+            page.evaluate("""document.querySelector("main form[method=post]").requestSubmit()""")
+        assert says in page.locator("main").inner_text()
+        found = []
+        for theme, width in product(("dark", "light"), (1280, 390)):
+            look(page, theme, width)
+            found += faults_now(page, url, theme, width)
     assert found == [], "\n".join(map(str, found))

@@ -76,7 +76,7 @@ class Collector:
         self.server.shutdown()
         self.server.server_close()
 
-    def until(self, spans: int, within_s: float = 10.0) -> list[Span]:
+    def until(self, spans: int, within_s: float = 60.0) -> list[Span]:
         """The spans, once there are so many."""
         end = time.monotonic() + within_s
         while len(self.spans) < spans:

@@ -22,7 +22,7 @@ from controlplane.budgets.models import Budget
 from controlplane.exchange.asgi import ExchangeApplication
 from controlplane.policy import live_list, rollouts
 from controlplane.policy.actions import push
-from tests.exchange.door import nowhere
+from tests.exchange.door import ended, nowhere
 
 ACTOR = Actor(id=None, name="ada", role="admin")
 SECRET = "fb_chat_secret"
@@ -46,7 +46,8 @@ def know_secret(key, secret: str = SECRET) -> None:
 @asynccontextmanager
 async def control_plane(port: int = 0):
     """The exchange behind uvicorn; yields its address."""
-    config = uvicorn.Config(ExchangeApplication(fallback=nowhere), log_level="warning", lifespan="off", ws="none")
+    application = ExchangeApplication(fallback=nowhere)
+    config = uvicorn.Config(application, log_level="warning", lifespan="off", ws="none")
     server = uvicorn.Server(config)
     server.capture_signals = _no_signals  # the test runner keeps its own
     bound = socket.socket()
@@ -61,6 +62,7 @@ async def control_plane(port: int = 0):
         server.should_exit = True
         await task
         bound.close()
+        ended(application)
 
 
 def _no_signals():
@@ -99,7 +101,7 @@ async def serving_agent(world, state_dir: Path):
         yield process
 
 
-async def until(condition, within_s: float = 10.0):
+async def until(condition, within_s: float = 60.0):
     """Wait for something that is asked of the event loop or the database."""
     loop = asyncio.get_running_loop()
     end = loop.time() + within_s

@@ -66,7 +66,9 @@ def test_it_follows_a_wall_clock_that_is_behind_while_nothing_runs(monkeypatch):
     for _ in range(40):
         clock.adjust(idle=True)
     assert abs(clock.now_us() - (REAL_NS() // 1000 - S)) < S, "it stands still until the other has caught up"
-    assert clock._offset_us + time.monotonic_ns() // 1000 - REAL_NS() // 1000 == pytest.approx(-S, abs=20_000)
+    earliest_us = REAL_NS() // 1000 - S
+    told_us = clock._offset_us + time.monotonic_ns() // 1000
+    assert earliest_us - 20_000 <= told_us <= REAL_NS() // 1000 - S + 20_000, "however long reading three clocks takes"
 
 
 def test_the_reading_with_the_shortest_round_trip_counts():

@@ -179,13 +179,13 @@ async def test_interactive_preempts_batch_where_slots_are_shared(make_agent):
     agent = await make_agent(
         msgspec.structs.replace(doc, pool=msgspec.structs.replace(doc.pool, isolation="shared")), speed=10.0
     )
-    batch = await send(agent, key=worlds.BATCH_SECRET, max_tokens=100, ignore_eos=True)
+    batch = await send(agent, key=worlds.BATCH_SECRET, max_tokens=500, ignore_eos=True)
     await agent.until(lambda: any(call.prefill_us for call in agent.engine.calls.values()))
     await asyncio.sleep(0.05)
     chat = await send(agent, max_tokens=2)
     assert (await chat.answer()).status == 200
-    answer = await batch.answer(20)
-    assert answer.json["usage"]["completion_tokens"] == 100
+    answer = await batch.answer()
+    assert answer.json["usage"]["completion_tokens"] == 500
     row = next(row for row in agent.closed_rows() if row.class_id == 2)
     assert (row.attempt, row.outcome) == (2, 1)
     report = report_of(agent)
@@ -270,7 +270,7 @@ class TestLeases:
         began = loop.time()
         answer = await (await send(agent)).answer()
         assert (answer.status, answer.json["error"]["code"]) == (503, "no_lease")
-        assert 0.2 < loop.time() - began < 0.6
+        assert loop.time() - began > 0.2
         assert agent.engine.offered == 1
         agent.assert_nothing_held()
 
@@ -365,7 +365,7 @@ async def test_every_offered_request_ends_exactly_once(make_agent, seed):
             await asyncio.sleep(rng.random() * 0.3)
             connection.abort()
             return
-        statuses.append((await connection.answer(20)).status)
+        statuses.append((await connection.answer(60)).status)
 
     tasks = [asyncio.create_task(client()) for _ in range(120)]
     await asyncio.sleep(0.5)
@@ -373,7 +373,7 @@ async def test_every_offered_request_ends_exactly_once(make_agent, seed):
         msgspec.structs.replace(doc, revision=2, pool=msgspec.structs.replace(doc.pool, slots=[worlds.slot(1)]))
     )
     # Batch has no slot any more: what waits for one ends with the drain.
-    await agent.until(lambda: all(call.klass.is_batch for call in agent.engine.calls.values()), within_s=10)
+    await agent.until(lambda: all(call.klass.is_batch for call in agent.engine.calls.values()), within_s=60)
     agent.engine.draining = True
     agent.engine.cancel_all(Outcome.CANCELLED_BY_DRAIN)
     await asyncio.gather(*tasks)

@@ -53,7 +53,7 @@ async def test_a_slot_goes_out_and_comes_home(world, tmp_path):
         controller = Controller()
         ticking = asyncio.create_task(tick(controller))
         try:
-            await cp.until(lambda: process.engine.flex.any_lent, 15)
+            await cp.until(lambda: process.engine.flex.any_lent)
             lent = [slot for slot in process.engine.flex.slots.values() if slot.state == "lent"]
             grant = await cp.in_database(Grant.objects.get)(slot_id=lent[0].slot_id)
             assert (grant.action, grant.fence) == ("lend", lent[0].grant.fence)
@@ -70,9 +70,11 @@ async def test_a_slot_goes_out_and_comes_home(world, tmp_path):
 
             engine.flex.refused("queue_full")
             assert not engine.flex.any_lent
+            gaps = await _gaps_between_reports(process.control, 3)
+            assert gaps[1] < 0.8 < gaps[2], "told soon, again soon, then as always"
             await cp.until(lambda: _trip_is_stored(lent[0].slot_id, fence))
-            await cp.until(lambda: lent[0].state == "home", 10)
-            await cp.until(lambda: _grant_is_home(lent[0].slot_id, fence), 10)
+            await cp.until(lambda: lent[0].state == "home")
+            await cp.until(lambda: _grant_is_home(lent[0].slot_id, fence))
             for client in clients:
                 client.abort()
         finally:
@@ -85,6 +87,17 @@ async def tick(controller: Controller) -> None:
     while True:
         await cp.in_database(controller.tick)()
         await asyncio.sleep(0.4)
+
+
+async def _gaps_between_reports(control, count: int) -> list[float]:
+    """Seconds between the next reports, from the last one that was sent."""
+    gaps, before = [], control._sent_s
+    while len(gaps) < count:
+        await asyncio.sleep(0.005)
+        if control._sent_s != before:
+            gaps.append(control._sent_s - before)
+            before = control._sent_s
+    return gaps
 
 
 def _batch_on_flex(engine) -> bool:

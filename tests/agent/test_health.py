@@ -161,7 +161,7 @@ async def test_no_prompt_and_no_key_is_left_in_log_files_or_traces_of_a_whole_ru
             process = await Process.start(url, token, state, *more)
             await cp.until(lambda: _epoch(process))
             await cp.in_database(cp.push_policy)()
-            await cp.until(process.ready, 20)
+            await cp.until(process.ready, 60)
             await cp.until(lambda: _live_number(process))
             statuses = [await ask(process.port, max_tokens=n, stream=n == 3) for n in (1, 2, 3, 4, 5)]
             statuses.append(await ask(process.port, key=WRONG_KEY))
@@ -173,7 +173,7 @@ async def test_no_prompt_and_no_key_is_left_in_log_files_or_traces_of_a_whole_ru
             gone.abort()
             await asyncio.to_thread(collector.until, 10)
             process.child.send_signal(signal.SIGTERM)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 assert await process.child.wait() == 0
             log = (await process.drain).decode()
     assert statuses[0] == 502 and statuses[3] == 400 and statuses[5:] == [401, 403, 400, 400]

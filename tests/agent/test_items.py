@@ -220,8 +220,9 @@ async def test_an_item_waits_for_a_lease_of_its_tenants_budget(make_agent):
     asked: list[tuple[int, int]] = []
     agent.engine.desk.ask_lease = lambda tenant_id, need, job: asked.append((tenant_id, need))
     lease(agent, [item(1)])
+    await agent.until(lambda: asked)
     await asyncio.sleep(0.2)
-    assert asked and asked[0][0] == 2 and asked[0][1] > 0
+    assert asked[0][0] == 2 and asked[0][1] > 0
     assert not agent.engine.calls and not report(agent).refusals
     now_us = agent.engine.clock.now_us()
     agent.engine.leases.apply([Lease(5, 2, 10**9, now_us + 60_000_000)], [], asked_us=now_us, now_us=now_us)
@@ -246,7 +247,7 @@ async def test_items_that_a_used_up_budget_does_not_pay_for_make_room_for_others
     lease(agent, [item(fence) for fence in range(1, 9)])
     await asyncio.sleep(1.0)
     assert ended(agent) == 0, "it may be there again in a moment"
-    await agent.until(lambda: ended(agent) == 8, 15)
+    await agent.until(lambda: ended(agent) == 8)
     done = report(agent).items_done
     assert {(row.outcome, row.attempt) for row in done} == {(HANDED_BACK, 1)}
     assert all(row.reason.startswith(UNPAID) and "delta daily" in row.reason for row in done)
@@ -273,7 +274,7 @@ async def test_the_earliest_deadline_goes_first_and_best_effort_last(make_agent)
     jobs = [job(1), job(2, deadline_us=now_us + 9 * 10**9), job(3, deadline_us=now_us + 10**9)]
     fences = {1: range(1, 5), 2: range(5, 9), 3: range(9, 13)}
     lease(agent, [item(fence, number) for number, of in fences.items() for fence in of], jobs=jobs)
-    await agent.until(lambda: ended(agent) == 12, 10)
+    await agent.until(lambda: ended(agent) == 12)
     assert [done.job_id for done in report(agent).items_done] == [3] * 4 + [2] * 4 + [1] * 4
 
 
@@ -343,7 +344,7 @@ async def test_a_drain_hands_back_what_has_not_begun(make_agent):
 
 async def one_end(agent, text: bytes | None = None):
     lease(agent, [item(1, text=text)])
-    await agent.until(lambda: ended(agent) == 1, 10)
+    await agent.until(lambda: ended(agent) == 1)
     told = report(agent)
     return told.items_done[0], told.records[0]
 
@@ -409,12 +410,12 @@ async def test_items_run_on_lent_slots_and_go_back_to_the_queue_when_the_loan_en
     recall(agent, 2)
     agent.engine.step()
     assert [room.items for room in report(agent).item_room] == [0], "the slot is on its way home"
-    await agent.until(lambda: state(agent) is SlotState.HOME, within_s=3.0)
+    await agent.until(lambda: state(agent) is SlotState.HOME)
     assert not any(call.running for call in agent.engine.calls.values())
     assert len(agent.engine.items.held.by_fence) == 3, "all leases still hold"
     agent.engine.backend.inner.speed = 50.0
     lend(agent, fence=3)
-    await agent.until(lambda: not agent.engine.items.held.by_fence, within_s=10)
+    await agent.until(lambda: not agent.engine.items.held.by_fence)
     told = report(agent)
     assert [done.outcome for done in told.items_done] == [1, 1, 1]
     assert {row.slot_id for row in told.records} == {FLEX_ID}

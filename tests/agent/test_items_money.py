@@ -69,7 +69,7 @@ async def test_a_budget_that_ends_midway_stops_the_job_until_it_is_raised(world,
         await cp.in_database(cp.push_policy)()
         await cp.until(lambda: process.engine.ready)
         job = await job_of(world, ITEMS, ignore_eos=True)
-        await cp.until(lambda: completed(job, 5), 30)
+        await cp.until(lambda: completed(job, 5), 60)
         await budget_of(world, 12, job)
         await cp.until(lambda: short(job), 60)
         await cp.until(lambda: not process.engine.items.held.by_fence, 60)

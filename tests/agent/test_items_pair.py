@@ -76,7 +76,7 @@ async def test_a_job_without_a_key_runs_too(world, tmp_path):
     ):
         await ready(process)
         job = await job_of(world, 20, key=False)
-        await cp.until(lambda: completed(job, 20), 30)
+        await cp.until(lambda: completed(job, 20), 60)
         await assert_each_once(job, 20)
     assert await cp.quarantined() == []
 
@@ -92,7 +92,7 @@ async def test_kill_of_an_agent_midway_leaves_each_item_one_result_and_one_charg
         await cp.in_database(share_slots)(world)
         await cp.in_database(cp.push_policy)()
         for process in (one, two):
-            await cp.until(process.ready, 20)
+            await cp.until(process.ready, 60)
         job = await job_of(world, items, ignore_eos=True)
         began = time.perf_counter()
         await cp.until(lambda: completed(job, items // 4), 60)
@@ -142,7 +142,7 @@ async def test_short_items_keep_the_batch_slots_busy(world, tmp_path):
         await cp.in_database(share_slots)(world)
         await cp.in_database(cp.push_policy)()
         for process in processes:
-            await cp.until(process.ready, 20)
+            await cp.until(process.ready, 60)
         job = await job_of(world, items, ignore_eos=True)
         await cp.until(lambda: completed(job, 200), 60)
         began, before = time.perf_counter(), await busy_s(processes)
@@ -159,8 +159,7 @@ async def test_short_items_keep_the_batch_slots_busy(world, tmp_path):
         account = await account_of(job)
         assert len(account.results) == len(set(account.lines)) >= done
         assert set(account.results) <= set(account.charged)
-        # A machine that does much else at the time may hold up every process for a while.
-        assert min(shares.values()) > 0.8
+        assert min(shares.values()) > 0.9
     assert await cp.quarantined() == []
 
 
@@ -192,7 +191,7 @@ async def test_agents_that_share_the_end_of_a_job_end_together(world, tmp_path):
         await cp.in_database(cp.push_policy)()
         await cp.until(lambda: fast.engine.ready and slow.engine.ready)
         job = await job_of(world, items, ignore_eos=True)
-        await cp.until(lambda: len(slow.engine.items.held.by_fence) > 50, 20)
+        await cp.until(lambda: len(slow.engine.items.held.by_fence) > 50)
         leased = len(slow.engine.items.held.by_fence)
         await cp.until(lambda: completed(job, items), 120)
         ran = sum(count for (_, how), count in slow.engine.items.done.items() if how is Outcome.COMPLETED)
@@ -211,12 +210,12 @@ async def test_an_orderly_end_hands_back_what_has_not_begun(world, tmp_path):
         async with cp.running_agent(url, token, tmp_path / "state", "--sim-speed", "5") as process:
             await ready(process)
             job = await job_of(world, items, ignore_eos=True)
-            await cp.until(lambda: completed(job, 20), 30)
+            await cp.until(lambda: completed(job, 20), 60)
         states = await item_states(job)
         assert not states[ItemState.LEASED], "its last report has settled all that it held"
         assert states[ItemState.WAITING] > 0
         async with cp.running_agent(url, "", tmp_path / "state", "--sim-speed", "20") as process:
-            await cp.until(lambda: completed(job, items), 30)
+            await cp.until(lambda: completed(job, items), 60)
         account = await assert_each_once(job, items)
         attempts = await cp.in_database(lambda: set(Item.objects.values_list("attempt", flat=True)))()
         assert (account.free, attempts) == (0, {1})
@@ -235,11 +234,12 @@ async def test_a_cancelled_job_stops_within_a_report_interval(world, tmp_path):
         engine = process.engine
         await cp.until(lambda: any(call.running for call in engine.calls.values()))
         await cp.in_database(cancel_job)(job)
-        began = time.perf_counter()
-        await cp.until(lambda: not engine.items.held.by_fence and not engine.calls, 10)
-        print(f"\n  stopped {time.perf_counter() - began:.2f} s after the cancellation, interval 1 s")
-        assert time.perf_counter() - began < 2.5
-        await cp.until(lambda: nothing_open(job), 10)
+        taken = process.engine.spool.state.accepted_through
+        await cp.until(lambda: not engine.items.held.by_fence and not engine.calls)
+        reports = process.engine.spool.state.accepted_through - taken
+        print(f"\n  stopped with the {reports}. answer after the cancellation")
+        assert reports <= 2, "the first may have been under way"
+        await cp.until(lambda: nothing_open(job))
         account = await account_of(job)
         assert len(account.results) < 50
     assert await cp.quarantined() == []

@@ -8,6 +8,7 @@ import contextlib
 import openai
 import pytest
 
+from controlplane.wire.report import Answer
 from tests.agent import control_planes as cp
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -32,6 +33,11 @@ async def answers(process, count: int) -> None:
         await cp.until(lambda before=before: process.control.last_answer_us > before)
 
 
+def unchanged(*, mark: str) -> Answer:
+    """An answer without news."""
+    return Answer(0, False, 0, "", 1_000, 0, 0, shares_mark=mark)
+
+
 async def test_a_saved_table_of_safe_rates_is_in_force_when_it_was_pushed(world, tmp_path):
     await cp.in_database(save_rates)(world, {"6": 30.0})
     async with cp.serving_agent(world, tmp_path / "state") as process:
@@ -44,6 +50,26 @@ async def test_a_saved_table_of_safe_rates_is_in_force_when_it_was_pushed(world,
         await cp.until(lambda: class_rate(process) == 6.0)
 
 
+async def test_an_agent_keeps_shares_that_it_is_not_told_again_and_asks_for_all_when_it_missed_some(world, tmp_path):
+    await cp.in_database(save_rates)(world, {"6": 30.0})
+    async with cp.serving_agent(world, tmp_path / "state") as process:
+        client, registry = process.control.client, process.engine.registry
+        await cp.until(lambda: class_rate(process) == 30.0 and bool(client.shares_mark))
+        # nothing tells of what is in force already: what is forgotten here stays forgotten
+        registry.shares.clear()
+        await answers(process, 2)
+        assert registry.shares == {}
+        client.shares_mark = "0123456789abcdef"
+        await answers(process, 2)
+        assert {share.requests_per_s for share in registry.shares.values()} >= {30.0}
+        told = client.shares_mark
+        # another answer came between: the one that leaves shares out is not about those in force here
+        process.control._apply(unchanged(mark="fedcba9876543210"), sent_boot_us=0, sent_us=0)
+        assert client.shares_mark == ""
+        await answers(process, 2)
+        assert client.shares_mark == told
+
+
 async def test_over_the_tested_rate_a_request_is_told_when_there_is_a_token(world, tmp_path):
     """Class safe rate first: the refusal names it although the key's own limit would hold too."""
     world.key.requests_per_s = 50
@@ -54,7 +80,7 @@ async def test_over_the_tested_rate_a_request_is_told_when_there_is_a_token(worl
         await cp.until(lambda: class_rate(process) == 2.0)
         refused = []
         async with openai.AsyncOpenAI(
-            api_key=cp.SECRET, base_url=f"http://127.0.0.1:{process.port}/v1", max_retries=0, timeout=20
+            api_key=cp.SECRET, base_url=f"http://127.0.0.1:{process.port}/v1", max_retries=0, timeout=60
         ) as ai:
             for _ in range(8):
                 try:
@@ -91,14 +117,18 @@ async def test_two_agents_together_never_hold_more_places_than_the_limit(world, 
             await cp.in_database(cp.push_policy)()
             for process in (one, two):
                 await cp.until(lambda process=process: process.engine.registry.document is not None)
-            await answers(one, 1)
-            await answers(two, 1)
+
+            def held() -> tuple[int, int]:
+                return tuple(
+                    process.engine.registry.tenants[world.tenant.pk].view.concurrency.limit for process in (one, two)
+                )
+
+            # who comes second holds nothing until the first said that it gave its part back
+            await cp.until(lambda: min(held()) >= 1 and sum(held()) <= limit)
             seen: list[tuple[int, int]] = []
 
             def look() -> tuple[int, int]:
-                pair = tuple(
-                    process.engine.registry.tenants[world.tenant.pk].view.concurrency.limit for process in (one, two)
-                )
+                pair = held()
                 if not seen or seen[-1] != pair:
                     seen.append(pair)
                 return pair
@@ -107,7 +137,7 @@ async def test_two_agents_together_never_hold_more_places_than_the_limit(world, 
                 loop = asyncio.get_running_loop()
                 end = loop.time() + 90
                 async with openai.AsyncOpenAI(
-                    api_key=cp.SECRET, base_url=f"http://127.0.0.1:{process.port}/v1", max_retries=0, timeout=20
+                    api_key=cp.SECRET, base_url=f"http://127.0.0.1:{process.port}/v1", max_retries=0, timeout=60
                 ) as ai:
                     while not until(look()):
                         assert loop.time() < end, seen

@@ -62,9 +62,9 @@ async def test_the_control_plane_is_told_of_reports_that_are_lost(world, tmp_pat
         lost_records = spool.records_lost(first_kept - dropped, first_kept)
         kept = process.store.records_unreported
         async with cp.control_plane(port):
-            await cp.until(lambda: process.store.records_accepted == 2 + kept, 20)
+            await cp.until(lambda: process.store.records_accepted == 2 + kept, 60)
             await serve(process, 1)
-            await cp.until(lambda: process.store.records_accepted == 3 + kept, 20)
+            await cp.until(lambda: process.store.records_accepted == 3 + kept, 60)
             assert process.store.current is spool, "the epoch goes on"
             await asyncio.sleep(0)
     assert await gaps() == [(first_kept - dropped, first_kept - 1, lost_records)]
@@ -85,7 +85,7 @@ async def test_a_control_plane_that_asks_for_what_is_long_gone_is_told(world, tm
             spool.state.accepted.popleft()
         await restored(agent.engine.agent_id)
         await serve(agent, 2)
-        await cp.until(lambda: agent.store.records_accepted >= 2, 20)
+        await cp.until(lambda: agent.store.records_accepted >= 2, 60)
     found = await gaps()
     assert [gap[0] for gap in found] == [1] and found[0][1] >= 2
     assert len(await cp.records()) == 2

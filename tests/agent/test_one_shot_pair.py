@@ -18,7 +18,7 @@ TEXTS = ("one", "two", "three", "four")
 async def embed(process, *texts: str) -> list:
     """One client per text, all at once."""
     async with openai.AsyncOpenAI(
-        api_key=cp.SECRET, base_url=f"http://127.0.0.1:{process.port}/v1", max_retries=0, timeout=20
+        api_key=cp.SECRET, base_url=f"http://127.0.0.1:{process.port}/v1", max_retries=0, timeout=60
     ) as ai:
         return await asyncio.gather(
             *(ai.embeddings.create(model="llama-70b", input=text, encoding_format="float") for text in texts)

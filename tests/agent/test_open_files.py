@@ -45,13 +45,13 @@ async def test_idle_connections_stop_neither_reports_nor_requests(world, tmp_pat
         process = await Process.start(url, token, tmp_path / "state", "--sim-speed", "0")
         await cp.until(lambda: _epoch(process))
         await cp.in_database(cp.push_policy)()
-        await cp.until(process.ready, 20)
+        await cp.until(process.ready, 60)
         idle = [await WireClient.connect(process.port) for _ in range(2 * FILES)]
         await asyncio.sleep(1.0)
         served = await WireClient.connect(process.port)  # the idlest of the others makes room for it
         for _ in range(3):
             assert (await served.ask(post(chat_body(), key=cp.SECRET))).status == 200
-        await cp.until(_three_records, 10)
+        await cp.until(_three_records, 60)
         health = await process.health()
         assert health["control_plane"]["reachable"] and not health["spool"]["dropped"]
         for client in idle:

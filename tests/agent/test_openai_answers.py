@@ -242,8 +242,10 @@ async def test_each_stage_of_a_silent_server_ends_with_the_classs_time(make_agen
         answer, row = await ask(make_agent, server, doc, stream=True)
         took_s = time.perf_counter() - began_s
         print(f"{silent}: ended after {took_s:.2f} s, promised 1 s")
-        assert 1.0 <= took_s < 2.0
-        await asyncio.sleep(0.1)
+        assert 0.9 < took_s < 5.0, "nothing else ends it before 30 s"
+        async with asyncio.timeout(30):
+            while not server.gone:
+                await asyncio.sleep(0.01)
         assert server.gone == 1, "the server was told"
     assert (row.outcome, row.status) == (Outcome.STAGE_TIMEOUT.code, 504)
     if silent == "between events":
@@ -265,7 +267,7 @@ async def test_a_slow_first_byte_is_waited_for(make_agent):
     async with Upstream(script) as server:
         answer, row = await ask(make_agent, server, stream=True)
     assert answer.body.endswith(up.DONE)
-    assert row.ttft_us >= 600_000, "the role is not the first token"
+    assert row.ttft_us > 500_000, "the role, sent after 0.4 s, is not the first token, sent 0.2 s later"
 
 
 async def test_connections_are_used_again_and_no_more_are_made_than_run_at_once(make_agent):
@@ -320,14 +322,14 @@ async def test_a_reader_that_stops_stops_the_server_and_memory_stays_bounded(mak
         print(f"{sent} of {total} events ({sent * len(event) >> 10} KiB) left the server, memory grew {grown_kib} KiB")
         assert sent * len(event) < 14 << 20, "two socket buffers each way and 256 KiB"
         client.writer.transport.resume_reading()
-        answer = await client.answer(within_s=20)
+        answer = await client.answer(within_s=60)
         assert answer.body == up.ROLE + event * total + up.END + up.DONE
         await agent.until(lambda: not agent.engine.calls)
         agent.assert_nothing_held()
         # The connection that was paused is fit for the next request.
         next_one = await WireClient.connect(agent.port)
         next_one.send(post(chat_body(stream=True)))
-        assert (await next_one.answer(within_s=20)).body.endswith(up.DONE)
+        assert (await next_one.answer(within_s=60)).body.endswith(up.DONE)
         assert server.connections == 1
 
 
@@ -366,7 +368,7 @@ async def test_a_connection_that_was_paused_with_its_last_bytes_reads_again():
             body = chat_body(stream=True)
             request = BackendRequest("r1", "/v1/chat/completions", body, worlds.MODEL, 1, True, False, 7, 8, 1, 100)
             sink.run = upstream.start(request, sink)
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(30):
                 assert (await sink.ended).output_tokens == 3
         assert server.connections == 1
         await upstream.close()

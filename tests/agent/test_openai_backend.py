@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from controlplane.agent.attempt import CHARGED_TOGETHER
 from controlplane.agent.backends.openai import OpenAIBackend
 from controlplane.agent.backends.sse import EventStream
 from controlplane.core.reasons import Outcome
@@ -137,6 +138,44 @@ async def test_a_server_without_usage_is_counted_by_chunks(make_agent):
         (row,) = agent.closed_rows()
         assert row.output_tokens == 3
         assert row.flags & FLAG_ESTIMATED
+
+
+async def test_a_tenant_is_charged_a_stream_while_it_runs_and_exactly_what_it_was_at_its_end(make_agent):
+    """A few tokens at a time: whose turn is next hears of them that much later."""
+    told, words = asyncio.Event(), 3 * CHARGED_TOGETHER
+
+    async def script(_, __, writer):
+        begin(writer)
+        for _ in range(words):
+            chunk(writer, up.word("a"))
+            await told.wait()
+            told.clear()
+        for event in (up.END, up.USAGE, up.DONE):
+            chunk(writer, event)
+        end(writer)
+
+    async with Upstream(script) as server:
+        agent = await agent_for(make_agent, server)
+        client = await WireClient.connect(agent.port)
+        client.send(post(chat_body(stream=True, max_tokens=64)))
+        await client.reader.readuntil(b"\r\n\r\n")
+        await client.reader.readuntil(b"\n\n\r\n")
+        (request,) = agent.engine.scheduler.requests.values()
+        queue, fair = agent.engine.scheduler.class_queue("chat"), request.fair
+        each, others = queue.spec.work.w_output, fair.counter - request.charged_work * fair.multiplier
+        begun = request.charged_work - each
+        seen = set()
+        for count in range(2, words + 1):
+            told.set()
+            await client.reader.readuntil(b"\n\n\r\n")
+            charged = (request.charged_work - begun) // each
+            assert 0 <= count - charged < CHARGED_TOGETHER
+            seen.add(charged)
+        assert seen == {1, 1 + CHARGED_TOGETHER, 1 + 2 * CHARGED_TOGETHER}
+        told.set()
+        await agent.until(lambda: not agent.engine.calls)
+        assert fair.counter == others + queue.work_of(21, 3, 0) * fair.multiplier
+        agent.assert_nothing_held()
 
 
 async def test_mistakes_of_the_client_pass_with_the_servers_own_words(make_agent):

@@ -10,6 +10,7 @@ import openai
 import pytest
 from django.db.models import F
 
+from controlplane.agent import front_desk
 from controlplane.agent.metrics import render
 from controlplane.agent.outage_log import OutageLog
 from controlplane.budgets.models import BudgetWindow
@@ -56,7 +57,7 @@ async def test_an_open_tenant_goes_on_until_its_slice_is_spent(make_agent, caplo
     began = loop.time()
     first = await ask(agent)
     assert first.status == 200
-    assert loop.time() - began >= 0.25, "the first one waits for an answer"
+    assert loop.time() - began > 0.2, "the first one waits for an answer, 250 ms"
     answers = [first]
     while answers[-1].status == 200:
         answers.append(await ask(agent))
@@ -70,15 +71,11 @@ async def test_an_open_tenant_goes_on_until_its_slice_is_spent(make_agent, caplo
     agent.assert_nothing_held()
 
 
-async def test_while_cut_off_nobody_waits_for_an_answer_again(make_agent):
+async def test_while_cut_off_nobody_waits_for_an_answer_again(make_agent, monkeypatch):
     agent = await cut_off(make_agent)
     await ask(agent)
-    loop = asyncio.get_running_loop()
-    began = loop.time()
-    assert (await ask(agent)).status == 200
-    waited_s = loop.time() - began
-    print(f"the second request of an outage took {1000 * waited_s:.1f} ms")
-    assert waited_s < 0.25
+    monkeypatch.setattr(front_desk, "LEASE_WAIT_US", 3_600_000_000)
+    assert (await ask(agent)).status == 200, "who waited would wait for an hour"
 
 
 async def test_a_closed_tenant_is_refused_though_a_slice_is_there(make_agent):
@@ -130,7 +127,7 @@ class TestWithTheControlPlane:
     async def clients(self, process, count: int, **more):
         """Requests at once; the answers, or the errors' codes."""
         async with openai.AsyncOpenAI(
-            api_key=cp.SECRET, base_url=f"http://127.0.0.1:{process.port}/v1", max_retries=0, timeout=20
+            api_key=cp.SECRET, base_url=f"http://127.0.0.1:{process.port}/v1", max_retries=0, timeout=60
         ) as ai:
             fields = {
                 "model": "llama-70b",
@@ -176,7 +173,7 @@ class TestWithTheControlPlane:
         for decision in ("admitted", "refused"):
             assert f'flexband_outage_requests_total{{decision="{decision}"}} {outage[decision]}' in page
         async with cp.control_plane(port):
-            await cp.until(lambda: process.control.reachable, 20)
+            await cp.until(lambda: process.control.reachable, 60)
             assert await self.clients(process, 1) == ["ok"], "the control plane leases again"
             await context.__aexit__(None, None, None)
         rows = await cp.in_database(lambda: list(LeaseRow.objects.filter(outage=True)))()
@@ -197,11 +194,11 @@ class TestWithTheControlPlane:
 
     async def served(self, process):
         """Until a request ends well: the second of a pair has no share of a limit before the first gives some back."""
-        for _ in range(100):
+        for _ in range(300):
             if "ok" in await self.clients(process, 4):
                 return
             await asyncio.sleep(0.2)
-        pytest.fail("no request was served within 20 s")
+        pytest.fail("no request was served within 60 s")
 
     async def test_two_agents_cut_off_together_charge_no_more_than_the_limit(self, world, tmp_path, settings):
         """All of the budget is out, in leases and slices of both: each spends what it holds, and that is the limit."""
@@ -237,7 +234,7 @@ class TestWithTheControlPlane:
             assert all(outage["admitted"] > 0 and outage["refused"] > 0 for outage in outages)
             async with cp.control_plane(port):
                 for process in pair:
-                    await cp.until(lambda process=process: process.control.reachable, 30)
+                    await cp.until(lambda process=process: process.control.reachable, 60)
                 await agents.aclose()
         charged = await cp.charged()
         print(f"two agents cut off: {charged:,} of {limit_nanos:,} nanos charged")

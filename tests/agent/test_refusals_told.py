@@ -20,7 +20,7 @@ REFUSED = 130
 async def refused_ids(process) -> list[str]:
     """Ids of requests that ask for more output than the class allows."""
     async with openai.AsyncOpenAI(
-        api_key=cp.SECRET, base_url=f"http://127.0.0.1:{process.port}/v1", max_retries=0, timeout=20
+        api_key=cp.SECRET, base_url=f"http://127.0.0.1:{process.port}/v1", max_retries=0, timeout=60
     ) as ai:
 
         async def one() -> str:

@@ -80,6 +80,21 @@ def test_presence_forgets_what_is_older_than_its_window():
     assert presence.sums(316 * S).departures == 0
 
 
+def test_however_long_it_runs_presence_keeps_one_window():
+    presence, departed_us = Presence(0), []
+    for second in range(1, 3_000, 3):
+        presence.arrive(second * S)
+        presence.depart(second * S + S // 2, S // 2)
+        departed_us.append(second * S + S // 2)
+        now_us = second * S + S
+        since_us = (now_us // (5 * S) - 60) * 5 * S
+        inside = sum(at_us >= since_us for at_us in departed_us)
+        sums = presence.sums(now_us)
+        assert (sums.arrivals, sums.departures, sums.residence_us) == (inside, inside, inside * S // 2), second
+        assert sums.integral_us == inside * S // 2
+        assert len(presence._steps) <= (61 + 16) * 5
+
+
 def test_windows_forget():
     count, flow = WindowCount(60, 0), Flow(1, 11, 2, 0)
     count.add("a", 0)
@@ -89,10 +104,12 @@ def test_windows_forget():
     assert count.per_s("a", 60 * S) == pytest.approx(2 / 60)
     flow.admit(10, 0)
     flow.refuse(20, 9 * S)
-    assert flow.demand(9 * S) == (2, 30, 1)
-    assert flow.demand(10 * S) == (1, 20, 1)
-    assert flow.demand(19 * S) is None
+    assert flow.demand(9 * S) == (2, 30, 1, 1)
+    assert flow.demand(10 * S) == (1, 20, 1, 1)
+    assert flow.demand(19 * S) == (0, 0, 0, 1), "whoever is here still asks for a place"
     assert flow.present == 1 and flow.sums(19 * S).arrivals == 1
+    flow.depart(20 * S, 20 * S)
+    assert flow.demand(20 * S) is None
 
 
 def test_files_are_whole_and_private(tmp_path):
@@ -196,10 +213,12 @@ async def test_the_same_seed_gives_the_same_words_and_lengths():
 async def test_a_step_takes_as_long_as_its_batch_says():
     """One request of 10 tokens alone: prefill of 100 tokens, then 9 decode steps of a batch of one."""
     backend, loop = worlds.sim(speed=1.0), asyncio.get_running_loop()
-    began = loop.time()
-    await run(backend, request(max_output_tokens=10, ignore_eos=True))
-    expected = (H100.prefill_us(100) + 9 * H100.decode_us(1)) / 1e6
-    assert expected * 0.95 < loop.time() - began < expected * 1.6 + 0.1
+    expected_s, took_s = (H100.prefill_us(100) + 9 * H100.decode_us(1)) / 1e6, []
+    for _ in range(5):
+        began = loop.time()
+        await run(backend, request(max_output_tokens=10, ignore_eos=True))
+        took_s.append(loop.time() - began)
+    assert expected_s * 0.9 < min(took_s) < expected_s * 1.6 + 0.1, "the shortest: the machine's other work adds"
 
 
 async def test_memory_makes_requests_wait_and_what_never_fits_fails():

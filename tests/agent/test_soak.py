@@ -139,7 +139,7 @@ async def test_counters_are_what_a_recount_finds_through_a_storm(make_agent):
     for client in clients:
         client.cancel()
     await asyncio.gather(*clients, return_exceptions=True)
-    await agent.until(lambda: not engine.calls and not agent.front.connections, within_s=20)
+    await agent.until(lambda: not engine.calls and not agent.front.connections, within_s=60)
     agent.assert_nothing_held()
     outcomes = {outcome.value: count for outcome, count in engine.outcomes.items() if count}
     print(f"{engine.offered} offered in {looks} looks, {busy} of them busy: {outcomes}")

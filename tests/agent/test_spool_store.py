@@ -144,7 +144,7 @@ async def test_spend_after_a_second_hello_is_settled_when_the_agent_is_killed(wo
         shutil.copytree(state_dir, tmp_path / "killed")
         async with cp.running_agent(url, "", tmp_path / "killed") as successor:
             await cp.until(lambda: successor.control.epoch_now() == epoch + 2)
-            await cp.until(lambda: not successor.store.unsealed(), 20)
+            await cp.until(lambda: not successor.store.unsealed())
             settled, leased = await cp.in_database(_window)()
             assert settled == await cp.charged() > 0
             assert leased == 0

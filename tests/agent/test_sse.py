@@ -10,7 +10,7 @@ from controlplane.agent.backends.base import BackendRequest
 from controlplane.agent.backends.openai import OpenAIBackend, UpstreamRun
 from controlplane.agent.backends.sse import EventStream
 from controlplane.agent.backends.upstream_connection import UpstreamConnection
-from controlplane.agent.chunks import unchunked
+from controlplane.agent.chunks import LINES_BY_READ, READS_KNOWN, chunk, unchunked
 from tests.agent import event_streams, worlds
 from tests.agent.event_streams import meaning_of
 
@@ -140,7 +140,8 @@ def test_what_repeats_is_not_looked_into_and_what_does_not_is():
     for same in (word("b"), word("several words, and [DONE]"), word("\\n")):
         assert events.repeats(same, 0, len(same))
     assert events.tokens == 4
-    for other in (word(""), word('\\"'), word("a", ',"x":1'), word("a\n\ndata: b"), word("a\rb"), first[1:], first * 2):
+    others = (word(""), word('\\"'), word("a", ',"x":1'), word("a\n\ndata: b"), word("a\rb"), first[1:], first * 2)
+    for other in (*others, first.replace(b'"c"', b'"d"'), first.replace(b"}}]}", b"}]}}")):
         assert not events.repeats(other, 0, len(other)), other
     assert events.tokens == 4
     assert events.feed(b"data: [DONE]\n\n") == b""
@@ -162,8 +163,33 @@ async def test_a_chunk_passes_in_its_framing_and_one_with_a_wrong_size_does_not(
     before = run.events.tokens
     connection.data_received(framed([word("b")], b"%X"))
     assert (run.events.tokens, sink.data) == (before + 1, word("a") + word("b"))
+    connection.data_received(framed([word("c")], b"%x"))
+    assert (run.events.tokens, sink.data) == (before + 2, word("a") + word("b") + word("c"))
     # One byte more than it says: no chunk ends there.
-    wrong = framed([word("c")], b"%x").replace(b"data", b"ddata", 1)
+    wrong = framed([word("d")], b"%x").replace(b"data", b"ddata", 1)
     connection.data_received(wrong)
     assert sink.failure is not None and "not HTTP" in sink.failure.detail
-    assert sink.data == word("a") + word("b")
+    assert sink.data == word("a") + word("b") + word("c")
+
+
+async def test_a_chunk_of_the_right_length_that_does_not_end_as_one_does_not_pass():
+    connection, run, sink = asking()
+    connection.data_received(HEAD + framed([word("a")], b"%x"))
+    connection.data_received(framed([word("b")], b"%x")[:-2] + b"ab")
+    assert sink.failure is not None and "not HTTP" in sink.failure.detail
+    assert run.ended and b"ab" not in sink.data
+
+
+async def test_a_chunk_of_the_right_length_that_says_another_does_not_pass():
+    connection, _, sink = asking()
+    connection.data_received(HEAD + framed([word("a")], b"%x"))
+    right = framed([word("b")], b"%x")
+    size = int(right.partition(b"\r\n")[0], 16)
+    connection.data_received(right.replace(b"%x" % size, b"%x" % (size + 1), 1))
+    assert sink.failure is not None and "not HTTP" in sink.failure.detail
+
+
+def test_the_length_of_a_read_says_how_its_one_chunk_begins():
+    lines = {len(chunk(bytes(size))): chunk(bytes(size)).partition(b"\0")[0] for size in range(1, 5_000)}
+    assert len(LINES_BY_READ) == READS_KNOWN
+    assert [lines.get(length, b"") for length in range(READS_KNOWN)] == LINES_BY_READ

@@ -42,7 +42,7 @@ async def test_tensors_pass_through_any_server_and_are_measured_by_gpu_time(make
     assert (answer.status, answer.body, server.bodies) == (200, answered, [TENSOR])
     (row,) = agent.closed_rows()
     assert (row.prompt_tokens, row.output_tokens, row.flags) == (0, 0, FLAG_TOKENLESS)
-    assert row.gpu_us >= 20_000
+    assert row.gpu_us > 15_000
     assert row.charge_gpu_nanos == row.gpu_us and row.charge_prompt_nanos == 0
     assert agent.engine.registry.tokenless_time.mean_us == row.gpu_us, "what the next is expected to take"
     agent.assert_nothing_held()

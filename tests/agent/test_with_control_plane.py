@@ -12,10 +12,13 @@ from django.utils import timezone
 from controlplane.agent.errors import Superseded
 from controlplane.agent.identity import IDENTITY_FILE
 from controlplane.agent.policy_state import LIVE_FILE
+from controlplane.budgets.models import BudgetWindow
 from controlplane.contracts.models import Contract, ContractVersion, ObjectiveMinute
 from controlplane.fleet.models import Agent, AgentLive, Slot
 from controlplane.policy import live_list, signing
 from controlplane.policy.models import Delivery
+from controlplane.tenants.actions import next_live_number
+from controlplane.tenants.key_actions import rotate_key
 from controlplane.tenants.models import ApiKey
 from controlplane.usage.models import AgentCursor
 from tests.agent import control_planes as cp
@@ -24,9 +27,9 @@ from tests.agent.wire_client import WireClient, chat_body, post
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-async def ask(process, n: int = 1, **more):
+async def ask(process, n: int = 1, *, secret: str = cp.SECRET, **more):
     async with openai.AsyncOpenAI(
-        api_key=cp.SECRET, base_url=f"http://127.0.0.1:{process.port}/v1", max_retries=0, timeout=20
+        api_key=secret, base_url=f"http://127.0.0.1:{process.port}/v1", max_retries=0, timeout=60
     ) as ai:
         fields = {"model": "llama-70b", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 6, **more}
         return await asyncio.gather(*(ai.chat.completions.create(**fields) for _ in range(n)), return_exceptions=True)
@@ -122,7 +125,7 @@ async def test_the_control_plane_goes_away_and_comes_back(world, tmp_path):
     answers = await ask(process, 5)
     assert all(answer.usage.completion_tokens for answer in answers)
     async with cp.control_plane(port):
-        await cp.until(lambda: _count_is(15), 20)
+        await cp.until(lambda: _count_is(15))
         await context.__aexit__(None, None, None)
         rows = await cp.records()
         assert len({row[0] for row in rows}) == len(rows) == 15
@@ -139,7 +142,7 @@ async def test_a_newer_process_fences_the_older_one(world, tmp_path):
         async with cp.running_agent(url, "", tmp_path / "two") as newer:
             await cp.until(lambda: newer.control.epoch_now() == older.control.epoch_now() + 1)
             with pytest.raises(Superseded, match=r"this (one|process) stops"):
-                await asyncio.wait_for(running, 10)
+                await asyncio.wait_for(running, 60)
     assert await cp.in_database(Agent.objects.count)() == 1
 
 
@@ -166,6 +169,48 @@ async def test_a_hard_budget_is_leased_spent_and_named_when_it_is_used_up(world,
         assert 0 < spent <= limit_nanos
         assert {row[1] for row in rows} == {1}
     assert await cp.quarantined() == []
+
+
+async def test_a_new_secret_of_a_key_that_is_over_its_budget_is_refused_like_the_old_one(world, tmp_path):
+    """Field case A 14: rotating the secret clears no budget window, since the budget belongs to who the key is."""
+    world.key.live_number = await cp.in_database(next_live_number)()
+    await cp.in_database(world.key.save)()
+    await cp.in_database(cp.hard_budget)(world.tenant, 1_500_000)
+    async with cp.serving_agent(world, tmp_path / "state") as process:
+
+        async def code_of(secret: str) -> str:
+            (answer,) = await ask(process, secret=secret, max_tokens=40)
+            return str(getattr(answer, "code", "ok"))
+
+        codes = [await code_of(cp.SECRET)]
+        while codes[-1] == "ok" and len(codes) < 60:
+            codes.append(await code_of(cp.SECRET))
+        assert codes[0] == "ok" and codes[-1] == "insufficient_quota", codes
+        await cp.until(lambda: _count_is(codes.count("ok")))
+        await cp.until(_all_is_settled)
+        before = await cp.in_database(_settled)()
+        new = await cp.in_database(_rotated)(world.key.pk)
+        await cp.until(lambda: process.engine.registry.key_of(new.encode(), process.engine.clock.now_us()))
+        assert [await code_of(new) for _ in range(3)] == ["insufficient_quota"] * 3
+        assert await code_of(cp.SECRET) == "invalid_api_key"
+        assert await cp.in_database(_settled)() == before == await cp.charged()
+
+
+def _rotated(key_id: int) -> str:
+    now = timezone.now()
+    issued = rotate_key(
+        key_id=key_id, rotation_id="leaked-1", overlap=timedelta(), reason="leaked", actor=cp.ACTOR, now=now
+    )
+    live_list.sign_changes(now)
+    return issued.secret
+
+
+def _settled() -> int:
+    return BudgetWindow.objects.get().settled_nanos
+
+
+async def _all_is_settled() -> bool:
+    return 0 < await cp.charged() == await cp.in_database(_settled)()
 
 
 async def test_live_figures_and_shares_come_and_go(world, tmp_path):
@@ -207,7 +252,7 @@ async def test_a_report_that_is_too_large_is_sent_again_smaller(world, tmp_path,
             await cp.until(lambda: process.engine.revision)
             settings.REPORT_BODY_LIMIT_BYTES = 4_000
             await ask(process, 40)
-            await cp.until(lambda: _count_is(40), 20)
+            await cp.until(lambda: _count_is(40))
             await cp.until(lambda: process.control.reachable)
             settings.REPORT_BODY_LIMIT_BYTES = 8 * 1024 * 1024
         cursor = await cp.in_database(AgentCursor.objects.get)()

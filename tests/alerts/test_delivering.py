@@ -33,7 +33,7 @@ def hook(*statuses: int, hold: threading.Event | None = None):
         def do_POST(self):
             heard.append((dict(self.headers), self.rfile.read(int(self.headers["content-length"]))))
             if hold is not None:
-                hold.wait(10)
+                hold.wait(60)
             self.send_response(answers.pop(0) if answers else 200)
             self.send_header("content-length", "0")
             self.end_headers()
@@ -246,7 +246,7 @@ def mail_server(refuse: bool = False):
     stop = asyncio.Event()
     thread = threading.Thread(target=loop.run_until_complete, args=(main(),))
     thread.start()
-    started.wait(5)
+    started.wait(60)
     try:
         yield places[0], heard
     finally:

@@ -72,6 +72,13 @@ def test_a_resolved_alert_takes_no_acknowledgement_and_says_so(people, row):
     assert answer.status_code == 409
 
 
+def test_an_acknowledgement_asks_for_a_note_and_bounds_it(people, row):
+    for note, said in (("", "Enter a note."), ("x" * 401, "at most 400 characters")):
+        page = people["oncall"].post(f"/alerts/{row.pk}/acknowledge/", {"reason": note})
+        assert page.status_code == 422 and said in page.content.decode()
+    assert Alert.objects.get().acknowledged_at is None
+
+
 def test_ack_over_rest_is_idempotent_and_visible_in_the_list(people, row):
     url = f"/api/v1/alerts/{row.pk}/ack/"
     for note in ("first", "second"):

@@ -11,6 +11,8 @@ from django.db import connection, transaction
 
 from controlplane.audit.actions import record
 from controlplane.audit.actors import Actor
+from controlplane.audit.models import AuditEntry
+from controlplane.audit.queries import vocabulary
 from tests import factories
 
 ADA, BOB = (Actor(id=None, name=name, role="admin", request_id="r-1") for name in ("ada", "bob"))
@@ -83,6 +85,19 @@ def test_the_lists_queries_do_not_grow(people, entries, django_assert_num_querie
         record(actor=ADA, action="tenant.edit", noun="tenant", object_id=number, now=factories.NOW, after={"a": 1})
     with django_assert_num_queries(6):
         people["viewer"].get("/audit/")
+
+
+def test_the_filters_offer_what_occurs(people, entries):
+    for number in range(3):
+        record(actor=ADA, action="a.first", noun="zebra", object_id=number, now=factories.NOW, after={"a": 1})
+    pairs = set(AuditEntry.objects.values_list("noun", "action"))
+    assert vocabulary() == {"nouns": sorted({n for n, _ in pairs}), "actions": sorted({a for _, a in pairs})}
+    assert len(pairs) == 4
+
+
+@pytest.mark.django_db
+def test_an_empty_log_offers_nothing():
+    assert vocabulary() == {"nouns": [], "actions": []}
 
 
 @pytest.mark.django_db

@@ -210,5 +210,5 @@ def test_the_budget_lists_queries_do_not_grow(people, acme, django_assert_num_qu
         people["finance"].get("/budgets/")
 
 
-QUERIES_OF_TENANTS = 15
-QUERIES_OF_BUDGETS = 9
+QUERIES_OF_TENANTS = 16
+QUERIES_OF_BUDGETS = 10

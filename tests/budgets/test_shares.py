@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from controlplane.budgets.divisions import Shares, least_shares
 from controlplane.budgets.shares import (
     SILENCE,
+    Asked,
     DemandRow,
     Divided,
     Limit,
@@ -19,7 +20,7 @@ from controlplane.budgets.shares import (
     forget_demand,
     note_demand,
 )
-from controlplane.core.leases import divide_limit
+from controlplane.core.leases import divide_limit, divide_places
 from controlplane.exchange.database import connection
 from controlplane.wire.report import Demand
 
@@ -32,7 +33,7 @@ from controlplane.wire.report import Demand
 @settings(max_examples=80)
 def test_shares_sum_to_the_limit(concurrency, asked, rate):
     snapshot = Snapshot(
-        [Limit("t", 7, concurrency, rate, None)], sorted(asked), {("t", 7): {a: (n, 0) for a, n in asked.items()}}
+        [Limit("t", 7, concurrency, rate, None)], sorted(asked), {("t", 7): {a: Asked(n, 0) for a, n in asked.items()}}
     )
     shares = [shares[0] for shares in divide(snapshot, sorted(asked)).values()]
     assert sum(share.concurrency for share in shares) == concurrency
@@ -44,7 +45,9 @@ def test_shares_sum_to_the_limit(concurrency, asked, rate):
 
 
 AMOUNTS = st.one_of(st.none(), st.integers(0, 60))
-ASKED = st.dictionaries(st.integers(1, 40), st.tuples(st.integers(0, 9), st.integers(0, 900)), max_size=12)
+ASKED = st.dictionaries(
+    st.integers(1, 40), st.builds(Asked, st.integers(0, 9), st.integers(0, 900), st.integers(0, 20)), max_size=12
+)
 
 
 @given(st.lists(st.tuples(AMOUNTS, AMOUNTS, ASKED), max_size=6), st.sets(st.integers(1, 40), min_size=1, max_size=20))
@@ -57,15 +60,22 @@ def test_every_agent_gets_what_the_core_divides(drawn, silent):
     agents = sorted({*heard, *silent})
     shares = divide(Snapshot(limits, heard, demand), agents)
     for at, (concurrency, tokens, asked) in enumerate(drawn):
-        for amount, kind, name in ((concurrency, 0, "concurrency"), (tokens, 1, "tokens_per_minute")):
-            given_out = {agent: getattr(shares[agent][at], name) for agent in agents}
-            wanted = {agent: asked[agent][kind] if agent in asked else 0 for agent in agents}
-            expected = dict.fromkeys(agents) if amount is None else divide_limit(amount, wanted)
-            assert given_out == expected
+        wanted = {agent: asked[agent].tokens if agent in asked else 0 for agent in agents}
+        expected = dict.fromkeys(agents) if tokens is None else divide_limit(tokens, wanted)
+        assert {agent: shares[agent][at].tokens_per_minute for agent in agents} == expected
+        expected = dict.fromkeys(agents) if concurrency is None else places_of(concurrency, asked, agents)
+        assert {agent: shares[agent][at].concurrency for agent in agents} == expected
+
+
+def places_of(limit, asked, agents):
+    requests = {agent: one.requests for agent, one in asked.items()}
+    division = divide_places(limit, requests, {agent: one.present for agent, one in asked.items()}, len(agents))
+    others = [agent for agent in agents if agent not in division.asking]
+    return {**division.asking, **{agent: division.floor + (at < division.more) for at, agent in enumerate(others)}}
 
 
 def test_agents_divide_a_rate_below_one_each_in_thousandths():
-    shares = divide(Snapshot([Limit("k", 3, None, 1.5, None)], [1, 2], {("k", 3): {2: (4, 0)}}), [1, 2, 9])
+    shares = divide(Snapshot([Limit("k", 3, None, 1.5, None)], [1, 2], {("k", 3): {2: Asked(4, 0)}}), [1, 2, 9])
     assert [shares[agent][0].requests_per_s for agent in (1, 2, 9)] == [0.001, 1.498, 0.001]
 
 
@@ -100,16 +110,16 @@ def shared(budget, in_transaction):
             self.tenant.max_concurrency = amount
             self.tenant.save(update_fields=["max_concurrency"])
 
-        def note(self, agent, requests, at):
-            demand = [Demand("t", self.tenant.pk, requests, 0, 0)]
+        def note(self, agent, requests, at, present=0):
+            demand = [Demand("t", self.tenant.pk, requests, 0, 0, present)]
             in_transaction(note_demand, [DemandRow(agent, 1, demand)], at)
 
         def told(self, process, agent, at):
             found = in_transaction(process.shares_for, [agent], at)[agent]
             return next(s.concurrency for s in found if (s.scope, s.id) == ("tenant", self.tenant.pk))
 
-        def report(self, process, agent, requests, at):
-            self.note(agent, requests, at)
+        def report(self, process, agent, requests, at, *, present=0):
+            self.note(agent, requests, at, present)
             return self.told(process, agent, at)
 
     return Shared()
@@ -129,6 +139,19 @@ def test_who_gets_more_waits_for_who_gets_less(shared, noon):
     assert shared.report(process, 2, 10, at(1.7)) == 0
     assert shared.report(process, 1, 30, at(2.8)) == 7
     assert shared.report(process, 2, 10, at(2.9)) == 3, "the first one has reported since it was told of 7"
+
+
+def test_requests_that_stay_are_counted_until_they_end(shared, noon):
+    """Ten requests that go on for minutes fill the limit, also once nobody came to their agent for ten seconds."""
+    shared.limit(10)
+    process = Shares()
+    told = []
+    for second, stay in enumerate([10, 10, 10, 10, 10, 4, 4, 4, 1, 1, 1]):
+        at = noon + timedelta(seconds=1.1 * second)
+        shared.report(process, 1, 10 if second == 0 else 0, at, present=stay)
+        told.append(shared.report(process, 2, 30, at + timedelta(seconds=0.1)))
+        assert stay + told[-1] <= 10, (second, told)
+    assert told[-1] == 9, "what has ended is for others"
 
 
 def test_a_silent_agents_share_stays_counted_for_three_intervals(shared, noon):
@@ -169,6 +192,8 @@ def test_shares_in_force_never_sum_to_more_than_the_limit(shared, noon, events, 
     for agent, requests, process, lost, wait_s in events:
         at += timedelta(seconds=wait_s)
         if agent not in unanswered:
+            if agent in heard and heard[agent] <= at - SILENCE:
+                in_force.pop(agent, None)  # silent for so long, it went by a share that nobody counted any more
             shared.note(agent, requests, at)
             heard[agent] = at
         share = shared.told(processes[process], agent, at)

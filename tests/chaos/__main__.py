@@ -13,6 +13,7 @@ for name in SERVERS:
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.config.settings")
 os.environ.setdefault("FLEXBAND_SECRET_KEY", secrets.token_urlsafe(50))
 os.environ.setdefault("FLEXBAND_INSECURE_LOOPBACK", "true")
+os.environ.setdefault("FLEXBAND_LOG_LEVEL", "WARNING")  # or clients tell of every request
 django.setup()
 
 from controlplane.supervisor.supervisor import StopRequested, SupervisorError  # noqa: E402 - after the settings

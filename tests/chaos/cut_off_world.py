@@ -52,9 +52,10 @@ def free_port() -> int:
 
 @dataclass
 class ControlPlane:
-    """Web and controller as an operator starts them, on the database of the test."""
+    """Web and controller as an operator starts them, on the database of the test; with a broker a worker too."""
 
     var: Path
+    broker: str = ""
     port: int = field(default_factory=free_port)
     children: dict[str, asyncio.subprocess.Process] = field(default_factory=dict)
 
@@ -70,15 +71,20 @@ class ControlPlane:
             "DATABASE_URL": urlunsplit(address._replace(path=f"/{own}")),
             "FLEXBAND_SIGNING_KEYS": str(settings.SIGNING_KEY_DIR),
             "FLEXBAND_VAR_DIR": str(self.var),
+            **({"FLEXBAND_AGENT_BROKER_URL": self.broker, "CELERY_BROKER_URL": self.broker} if self.broker else {}),
         }
 
     async def start(self, *names: str) -> None:
         commands = {
             "web": ["-m", "uvicorn", "controlplane.config.asgi:application", "--host", "127.0.0.1", "--port",
-                    str(self.port), "--http", "controlplane.config.asgi:HttpProtocol", "--ws", "websockets-sansio",
+                    str(self.port), "--http", "controlplane.config.asgi:HttpProtocol",
+                    "--ws", "controlplane.config.asgi:WebSocketProtocol",
                     "--no-access-log", "--log-level", "warning"],
             "controller": ["manage.py", "controller"],
         }  # fmt: skip
+        if self.broker:
+            commands["worker"] = ["-m", "celery", "--skip-checks", "-A", "controlplane.config.celery", "worker",
+                                  "--pool", "threads", "--concurrency", "4", "--loglevel", "WARNING"]  # fmt: skip
         for name in names or commands:
             log = (self.var / f"{name}.log").open("ab")
             self.children[name] = await asyncio.create_subprocess_exec(
@@ -170,3 +176,24 @@ class Fleet:
         for process in self.agents.values():
             if process.child.returncode is None:
                 await process.end(signal.SIGKILL)
+
+
+async def lent_fleet(world, plane: ControlPlane, folder) -> Fleet:
+    """Two agents, a flex slot each, both lent and busy with batch."""
+    await cp.in_database(lend_soon)(world)
+    await plane.start()
+    fleet = Fleet(plane.url, folder)
+    await fleet.start("gpu-1", await cp.in_database(world.token)(), 7)
+    await cp.until(lambda: told(fleet, "gpu-1", "epoch"), 20)
+    await fleet.start("gpu-2", await cp.in_database(world.token)(), 1)
+    await cp.until(lambda: told(fleet, "gpu-2", "epoch"), 20)
+    await cp.in_database(cp.push_policy)()
+    for name in fleet.agents:
+        await cp.until(lambda name=name: told(fleet, name, "ready"), 20)
+    fleet.feed("gpu-1", 12)
+    fleet.feed("gpu-2", 4)
+    return fleet
+
+
+async def told(fleet: Fleet, name: str, what: str):
+    return (await fleet.agents[name].health())[what]

@@ -11,7 +11,7 @@ import pytest
 
 from controlplane.flex.models import Grant, Lend, Trip
 from tests.agent import control_planes as cp
-from tests.chaos.cut_off_world import DRAIN_BOUND_S, HOME_WITHIN_S, TTL_S, ControlPlane, Fleet, lend_soon
+from tests.chaos.cut_off_world import DRAIN_BOUND_S, HOME_WITHIN_S, TTL_S, ControlPlane, Fleet, lent_fleet
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.processes, pytest.mark.slow]
 
@@ -24,27 +24,6 @@ CUTS = (
 )
 #: What a look at every agent may take; a state is never known better than this.
 LOOK_S = 0.3
-
-
-async def lent_fleet(world, plane: ControlPlane, folder) -> Fleet:
-    """Two agents, a flex slot each, both lent and busy with batch."""
-    await cp.in_database(lend_soon)(world)
-    await plane.start()
-    fleet = Fleet(plane.url, folder)
-    await fleet.start("gpu-1", await cp.in_database(world.token)(), 7)
-    await cp.until(lambda: told(fleet, "gpu-1", "epoch"), 20)
-    await fleet.start("gpu-2", await cp.in_database(world.token)(), 1)
-    await cp.until(lambda: told(fleet, "gpu-2", "epoch"), 20)
-    await cp.in_database(cp.push_policy)()
-    for name in fleet.agents:
-        await cp.until(lambda name=name: told(fleet, name, "ready"), 20)
-    fleet.feed("gpu-1", 12)
-    fleet.feed("gpu-2", 4)
-    return fleet
-
-
-async def told(fleet: Fleet, name: str, what: str):
-    return (await fleet.agents[name].health())[what]
 
 
 async def way_home(fleet: Fleet, fences: dict[str, int]) -> dict[str, tuple[float, float]]:

@@ -83,6 +83,19 @@ def test_a_build_is_found_until_a_source_changes(sources, tmp_path):
     assert finder.build_of_these_sources(sources, builds) is None
 
 
+def test_a_build_of_another_librt_is_not_found(sources, tmp_path, monkeypatch):
+    """Compiled code asks the library for what it was compiled with, and the process would not start."""
+    builds = tmp_path / "builds"
+    (builds / modules.digest(sources)).mkdir(parents=True)
+    other = tmp_path / "elsewhere" / "librt-99.dist-info"
+    other.mkdir(parents=True)
+    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: librt\nVersion: 99\n")
+    monkeypatch.syspath_prepend(str(other.parent))
+    assert finder.build_of_these_sources(sources, builds) is None
+    monkeypatch.setattr(sys, "path", [str(other.parent.parent)])
+    assert finder.build_of_these_sources(sources, builds) is None
+
+
 def test_the_same_tests_pass_on_the_build_where_there_is_one():
     if finder.build_of_these_sources() is None:
         command = [sys.executable, "-c", WITHOUT]

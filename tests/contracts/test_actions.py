@@ -144,7 +144,7 @@ def test_two_edits_at_once_cannot_close_a_circle(installation, now):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     assert sorted(outcomes) == ["refused", "saved"]
 
 

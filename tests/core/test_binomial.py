@@ -23,6 +23,19 @@ def test_each_bound_leaves_a_tail_of_two_and_a_half_percent(case: tuple[int, int
         assert 1 - at_least(k + 1, n, interval.high) == pytest.approx(0.025, rel=1e-6)
 
 
+@settings(max_examples=200, deadline=None)
+@given(st.integers(1, 5_000_000).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
+def test_bounds_of_any_size_hold_what_they_say(case: tuple[int, int]) -> None:
+    """The tail of a bound is the beta function at it: 2.5 %, as near as the float next to the bound allows."""
+    k, n = case
+    interval = clopper_pearson(k, n)
+    assert 0 <= interval.low <= k / n <= interval.high <= 1
+    if k:
+        assert regularised_incomplete_beta(k, n - k + 1, interval.low) == pytest.approx(0.025, rel=1e-5)
+    if k < n:
+        assert regularised_incomplete_beta(k + 1, n - k, interval.high) == pytest.approx(0.975, rel=1e-5)
+
+
 def test_known_intervals() -> None:
     # 0 of n: 1 - 0.025^(1/n); published value for 8 of 100
     assert clopper_pearson(0, 100).high == pytest.approx(1 - 0.025 ** (1 / 100), rel=1e-9)

@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controlplane.core.burn import BURN_RULES, BurnRule, Severity, absence_times, evaluate_burn, reachable_rules
+from controlplane.core.burn import fires as begins
 from controlplane.core.slo import Objective, Totals
 
 OBJECTIVE = Objective(Fraction(99, 100))
@@ -55,6 +56,17 @@ def test_more_failures_never_silence_an_alert(total: int, share: float, rule: Bu
     bad = int(total * share)
     if fires(rule, counts(total, bad), counts(total, bad)) and bad < total:
         assert fires(rule, counts(total, bad + 1), counts(total, bad + 1))
+
+
+@given(
+    st.integers(0, 20_000), st.floats(0, 1), st.integers(0, 2_000), st.floats(0, 1), st.sampled_from(BURN_RULES),
+    st.booleans(),
+)  # fmt: skip
+def test_the_short_question_whether_a_rule_fires_has_the_same_answer(long, long_bad, short, short_bad, rule, sane):
+    windows = counts(long, int(long * long_bad)), counts(short, int(short * short_bad))
+    if not sane:
+        windows = windows[0], Totals(good=1)
+    assert begins(rule, *windows, OBJECTIVE) == fires(rule, *windows)
 
 
 def test_a_factor_that_cannot_fire_is_dropped_with_its_arithmetic() -> None:

@@ -27,6 +27,35 @@ def test_ties_go_to_the_first_slug() -> None:
     assert [serve(queue, 0, 5) for _ in range(6)] == list("abcabc")
 
 
+@given(
+    st.lists(st.text("abc", min_size=1, max_size=5), min_size=2, max_size=40, unique=True),
+    st.lists(st.integers(-2, 2), min_size=40, max_size=40),
+)
+def test_the_least_counter_goes_first_and_then_the_slug_in_whatever_order_they_came(slugs, counters) -> None:
+    queue, standing = FairQueue(scale=1), []
+    for slug, counter in zip(slugs, counters, strict=False):
+        tenant = queue.tenant(slug)
+        tenant.counter, tenant.backlogged = counter, True
+        queue.push(tenant)
+        standing.append((counter, slug))
+    named = [queue.pop_least(0) for _ in slugs]
+    assert [(one.counter, one.slug) for one in named if one is not None] == sorted(standing)
+
+
+def test_however_many_come_between_two_ties_go_to_the_first_slug() -> None:
+    # Each comes right behind "a": the room between two places is soon used up, with all of them waiting.
+    slugs = ["a", "b", *("a" * more + "b" for more in range(1, 100))]
+    queue = FairQueue()
+    for slug in slugs:
+        tenant = queue.tenant(slug)
+        tenant.backlogged = True
+        queue.push(tenant)
+        places = [queue.tenants[one].place for one in sorted(queue.tenants)]
+        assert places == sorted(set(places)), slug
+    named = [queue.pop_least(0) for _ in slugs]
+    assert [one.slug for one in named if one is not None] == sorted(slugs)
+
+
 def test_equal_weighted_service_ties_exactly_for_thirds() -> None:
     queue = FairQueue()
     queue.join(queue.tenant("a", 1))
@@ -102,7 +131,7 @@ def test_linear_output_ends_at_what_it_really_was() -> None:
     linear = queue.start_linear(a, 100, 0, 10)
     assert [a.accrue(t) for t in (3, 3, 7, 50)] == [30, 30, 70, 100]
     queue.stop_linear(a, linear, 60)
-    assert (a.counter, a.linear) == (60, [])
+    assert (a.counter, a.running) == (60, 0)
 
 
 def test_units_of_work() -> None:
@@ -117,6 +146,15 @@ def test_units_of_work() -> None:
 def test_a_weight_must_be_positive() -> None:
     with pytest.raises(ValueError, match="must be positive"):
         FairQueue().tenant("a", 0)
+
+
+def test_one_that_was_forgotten_leaves_no_place_behind() -> None:
+    queue = FairQueue()
+    for slug in ("a", "b", "c"):
+        queue.tenant(slug)
+    queue.forget("b")
+    places = [queue.tenant(slug).place for slug in ("a", "aa", "b", "bb", "c")]
+    assert places == sorted(set(places))
 
 
 def test_an_idle_tenant_can_be_forgotten_a_waiting_one_not() -> None:
@@ -192,3 +230,58 @@ def test_nobody_starves_and_the_least_is_always_served(seed: int, tenants: int) 
         last[tenant.slug] = turn
     # each turn is 50 to 150 of work: between two turns of one tenant every other gets at most its weight's worth
     assert min(last.values()) >= 400 - 4 * sum(weights.values()) - tenants
+
+
+@given(seed=st.integers(0, 10**6), tenants=st.integers(1, 40))
+@settings(max_examples=60, deadline=None)
+def test_whoever_stands_anywhere_may_go_and_come_back_and_the_first_is_the_least(seed: int, tenants: int) -> None:
+    rng, queue = random.Random(seed), FairQueue(scale=12)
+    names = [f"t{number:02}" for number in range(tenants)]
+    standing: set[str] = set()
+    running: list[tuple] = []
+    for now in range(300):
+        tenant = queue.tenant(rng.choice(names), rng.choice([1, 1, 2, 3]))
+        what = rng.randrange(7)
+        if what == 0:
+            queue.join(tenant)
+            queue.settle(now)
+            standing.add(tenant.slug)
+        elif what == 1 and tenant.slug in standing:
+            queue.withdraw(tenant)
+            standing.discard(tenant.slug)
+        elif what == 2:
+            queue.charge(tenant, rng.randint(-40, 60))
+        elif what == 3 and (first := queue.least(now)) is not None:
+            queue.charge(first, rng.randint(0, 40))
+            running.append((first, queue.start_linear(first, rng.randint(0, 90), now, rng.randint(1, 40))))
+            queue.served(first)
+        elif what == 4 and (first := queue.least(now)) is not None:
+            queue.leave(first)
+            standing.discard(first.slug)
+        elif what == 5 and running:
+            queue.stop_linear(*running.pop(rng.randrange(len(running))), rng.randint(0, 90))
+        elif what == 6 and (first := queue.pop_least(now)) is not None:
+            queue.push(first)
+        first = queue.least(now)
+        owed = min(((queue.tenants[name].accrue(now), name) for name in standing), default=None)
+        assert (None if first is None else (first.counter, first.slug)) == owed
+    while (first := queue.pop_least(300)) is not None:
+        assert (first.counter, first.slug) == min((queue.tenants[name].accrue(300), name) for name in standing)
+        standing.discard(first.slug)
+    assert not standing
+
+
+@given(st.lists(st.integers(0, 60), min_size=12, max_size=60), st.data())
+def test_whoever_leaves_from_the_middle_leaves_the_others_in_order(counters: list[int], data) -> None:
+    queue = FairQueue(scale=1)
+    for number, counter in enumerate(counters):
+        tenant = queue.tenant(f"t{number:02}")
+        tenant.counter, tenant.backlogged = counter, True
+        queue.push(tenant)
+    for _ in range(10):
+        queue.withdraw(data.draw(st.sampled_from(queue._heap[: queue._in_heap])))
+        heap = queue._heap[: queue._in_heap]
+        assert [tenant.heap_at for tenant in heap] == list(range(len(heap)))
+        for at in range(1, len(heap)):
+            above, one = heap[(at - 1) // 2], heap[at]
+            assert (above.heap_key, above.place) < (one.heap_key, one.place)

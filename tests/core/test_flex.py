@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controlplane.core.flex import decide
+from controlplane.core.flex import decide, has_nothing_to_do
 from controlplane.core.flex_decision import FlexActionKind, FlexDecision, RecallReason, worth_a_row
-from controlplane.core.flex_marks import FlexMarks, observe
+from controlplane.core.flex_marks import FlexMarks, at_rest, observe, remember
 from controlplane.core.flex_policy import (
     MINUTE_US,
     SECOND_US,
@@ -51,6 +51,31 @@ def test_actions_are_one_per_slot_in_order_and_fit_the_slot(snapshot):
         assert action.fence == slot.fence + grows
     lent = {slot.name for slot in snapshot.slots if slot.state is SlotState.LENT}
     assert names(decision, FlexActionKind.RENEW) | names(decision, FlexActionKind.RECALL) == lent
+
+
+@settings(max_examples=300, deadline=None)
+@given(snapshots(), st.integers(0, 2))
+def test_where_there_is_nothing_to_do_a_decision_acts_on_nothing_and_is_remembered_as_seen(snapshot, calm):
+    if calm:
+        home = [replace(slot, state=SlotState.HOME) for slot in snapshot.slots]
+        idle = tuple(replace(job, deadline_us=None) for job in snapshot.jobs) if calm == 2 else snapshot.jobs
+        snapshot = replace(snapshot, slots=tuple(home), trips=frozenset(), jobs=idle)
+    before = FlexMarks(ticked_at_us=START_US - SECOND_US, last_lend_at_us=5, last_recall_at_us=7)
+    after, filled = observe(before, snapshot)
+    decision = decide(filled)
+    resting = has_nothing_to_do((slot.state for slot in snapshot.slots), snapshot.jobs)
+    assert resting or calm < 2
+    if resting:
+        assert not decision.actions and decision.slack == 1.0
+    if resting and not snapshot.trips:
+        figures = snapshot.interactive
+        assert remember(after, decision) == at_rest(
+            before,
+            snapshot.policy,
+            now_us=snapshot.now_us,
+            p95_queue_us=figures.p95_queue_us,
+            telemetry_at_us=figures.telemetry_at_us,
+        )
 
 
 @settings(max_examples=120, deadline=None)
@@ -216,6 +241,45 @@ def test_a_loan_does_not_by_itself_cause_its_recall(snapshot):
             for slot in snapshot.slots
         )
         assert lend.slot in names(decide(replace(snapshot, slots=slots)), FlexActionKind.RENEW)
+
+
+TTL_S = 15
+
+
+@pytest.mark.parametrize(
+    ("left_s", "renewed"),
+    [
+        ((15, 15), False),  # renewed just now
+        ((11, 11), False),
+        ((10, 10), True),  # a third has passed
+        ((1, 1), True),
+        ((14, 15), True),  # the second was lent a second later: from now on both end together
+        ((16, 16), True),  # the TTL was longer when they were renewed: it is obeyed at once
+        ((12, None), False),  # the other has no end, so it is recalled
+    ],
+)
+def test_loans_are_renewed_together_when_a_third_of_their_ttl_has_passed(left_s, renewed):
+    slots = [slot for slot in ready_to_lend().slots if slot.band is not Band.FLEX]
+    for name, left in zip(("f1", "f2"), left_s, strict=True):
+        expires_us = None if left is None else START_US + left * SECOND_US
+        slots.append(
+            FlexSlot(
+                name=name, band=Band.FLEX, state=SlotState.LENT, lent_at_us=START_US, grant_expires_at_us=expires_us
+            )
+        )
+    snapshot = ready_to_lend()
+    assert snapshot.policy.grant_ttl_us == TTL_S * SECOND_US
+    going_on = decide(replace(snapshot, slots=tuple(slots))).of_kind(FlexActionKind.RENEW)
+    ends = {action.grant_expires_at_us for action in going_on}
+    assert ends == {START_US + (TTL_S if renewed else left_s[0]) * SECOND_US}
+
+
+@settings(max_examples=200, deadline=None)
+@given(snapshots())
+def test_no_loan_ends_later_than_a_ttl_from_now_nor_sooner_than_two_thirds_of_it(snapshot):
+    for action in decide(snapshot).of_kind(FlexActionKind.RENEW):
+        left_us = action.grant_expires_at_us - snapshot.now_us
+        assert 2 * snapshot.policy.grant_ttl_us < 3 * left_us <= 3 * snapshot.policy.grant_ttl_us
 
 
 def test_marks_of_a_fresh_controller_start_now():

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controlplane.core.flex_demand import required_slots
+from controlplane.core.flex_demand import NO_SLACK, dues_of, required_slots, room_at, slack_of
 from controlplane.core.flex_policy import (
     FlexPolicy,
     SafeRate,
@@ -52,3 +53,25 @@ def test_every_problem_of_a_policy_is_named_at_once():
 def test_a_contract_without_room_is_noticed_at_equality():
     assert leaves_contract_no_room(lend_p95_us=200, rest_of_ttft_us=500, threshold_us=700)
     assert not leaves_contract_no_room(lend_p95_us=200, rest_of_ttft_us=499, threshold_us=700)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 10**13), st.integers(-(10**10), 10**12)), max_size=6),
+    st.fractions(-1, 50, max_denominator=100),
+)
+def test_the_room_of_a_job_is_all_work_due_by_its_deadline(given_jobs, available):
+    jobs = [
+        BatchJob(name=str(number), remaining_gpu_us=us, deadline_us=START_US + due)
+        for number, (us, due) in enumerate(given_jobs)
+    ]
+    dues = dues_of(jobs, now_us=START_US)
+    rooms = {
+        job.deadline_us: room_at(dues, job.deadline_us, now_us=START_US) for job in jobs if job.deadline_us > START_US
+    }
+    for deadline_us, room in rooms.items():
+        ahead = (job for job in jobs if START_US < job.deadline_us <= deadline_us)
+        assert room.due_us == sum(job.remaining_gpu_us for job in ahead)
+        slack = slack_of(Fraction(room.due_us, room.time_us), available)
+        assert room.slack(available) == (None if slack == NO_SLACK else float(slack))
+    most = max((Fraction(room.due_us, room.time_us) for room in rooms.values()), default=Fraction(0))
+    assert most == required_slots(jobs, now_us=START_US), "the deadline that asks for most decides for the pool"

@@ -27,7 +27,14 @@ def histogram_of(samples: list[int]) -> Histogram:
     return histogram
 
 
-@given(st.integers(1, 2**50))
+@given(SAMPLES, st.lists(DURATIONS.flatmap(lambda us: st.lists(st.just(us), max_size=4)), max_size=20))
+def test_many_at_once_count_as_one_by_one(before: list[int], runs: list[list[int]]) -> None:
+    together, samples = histogram_of(before), [us for run in runs for us in run]
+    together.record_all(samples)
+    assert together == histogram_of(before + samples)
+
+
+@given(st.integers(1, 2**48))
 def test_a_duration_lies_in_its_bucket_and_the_scheme_is_within_2_2_percent(us: int) -> None:
     index = bucket_index(us)
     low, high = lower_edge_us(index), lower_edge_us(index + 1)
@@ -44,6 +51,17 @@ def test_powers_of_two_close_their_bucket(octave: int) -> None:
     assert upper_edge_us(bucket_index(2**octave)) == 2**octave
     if octave >= 5:
         assert bucket_index(2**octave + 1) == 16 * octave
+
+
+@pytest.mark.parametrize("octave", range(40))
+def test_every_edge_is_where_whole_numbers_have_it(octave: int) -> None:
+    for step in range(16):
+        index = 16 * octave + step
+        edge = int(2 ** ((index + 1) / 16))
+        for us in range(max(1, edge - 2), edge + 3):
+            # us <= 2^((i + 1) / 16) without a root: us^16 <= 2^(i + 1)
+            found = bucket_index(us)
+            assert us**16 <= 1 << found + 1 and (found < 0 or us**16 > 1 << found)
 
 
 def test_zero_has_its_own_bucket_and_a_negative_duration_is_refused() -> None:

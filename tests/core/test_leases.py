@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controlplane.core.leases import BudgetWindow, divide_among, divide_limit, lease_size
+from controlplane.core.leases import BudgetWindow, divide_among, divide_limit, divide_places, lease_size
 from controlplane.core.reasons import Reason
 
 
@@ -94,6 +94,36 @@ def test_of_agents_without_demand_only_two_shares_exist() -> None:
     plenty = divide_among(12, {5: 3, 7: 1}, 4)
     assert (plenty.asking, plenty.floor, plenty.more) == ({5: 6, 7: 2}, 1, 0)
     assert divide_among(5, {}, 0).more == 0
+
+
+def test_requests_that_stay_keep_their_agents_part() -> None:
+    """Nobody came for a while to the first agent, where twelve requests go on."""
+    assert divide_places(320, {2: 28}, {1: 12, 2: 16}, 2).asking == {1: 96, 2: 224}
+    assert divide_places(320, {2: 28}, {}, 2).asking == {2: 319}
+
+
+def test_who_holds_more_than_a_part_leaves_the_others_less_until_it_ends() -> None:
+    full = divide_places(10, {2: 90}, {1: 10}, 3)
+    assert (full.asking, full.floor, full.more) == ({1: 2, 2: 0}, 0, 0)
+    ending = divide_places(10, {2: 90}, {1: 4}, 3)
+    assert (ending.asking, ending.floor, ending.more) == ({1: 1, 2: 5}, 1, 0)
+    assert divide_places(10, {2: 90}, {1: 1}, 3).asking == {1: 1, 2: 8}
+
+
+COUNTED = st.dictionaries(st.integers(1, 9), st.integers(0, 40), max_size=9)
+
+
+@given(st.integers(0, 200), COUNTED, COUNTED, st.integers(0, 5))
+def test_parts_and_what_stays_beyond_them_never_exceed_the_limit(limit, asked, present, quiet) -> None:
+    agents = len(asked.keys() | present.keys()) + quiet
+    division = divide_places(limit, asked, present, agents)
+    others = agents - len(division.asking)
+    parts = sum(division.asking.values()) + division.floor * others + division.more
+    beyond = sum(max(0, number - division.asking.get(agent, 0)) for agent, number in present.items())
+    assert parts <= limit
+    assert min([0, division.floor, division.more, *division.asking.values()]) == 0
+    if sum(present.values()) <= limit and agents:
+        assert parts + beyond == limit, "and nothing lies idle"
 
 
 def test_an_agent_that_asks_has_a_demand() -> None:

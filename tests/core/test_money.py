@@ -1,3 +1,4 @@
+import math
 from fractions import Fraction
 
 import pytest
@@ -5,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controlplane.core.money import (
+    NANOS_PER_CENT,
     ceil_ratio,
     cents_of,
     distribute,
@@ -15,6 +17,7 @@ from controlplane.core.money import (
     parse_nanos,
     round_half_even,
     round_ratio,
+    share_cents,
     split_by_counts,
     split_largest_remainder,
 )
@@ -109,6 +112,19 @@ def test_distributing_signed_quotas_adds_up_and_is_symmetric(quotas: dict[str, F
 def test_printed_cents_add_up_to_the_printed_total() -> None:
     thirds = {"x": 333_333_334, "y": 333_333_333, "z": 333_333_333}
     assert distribute_cents(thirds) == {"x": 34, "y": 33, "z": 33}
+
+
+@given(st.dictionaries(st.text("abc", max_size=2), NANOS, max_size=9), st.booleans())
+def test_cents_are_shared_as_exact_quotas_are_distributed(column: dict[str, int], up: bool) -> None:
+    exact = Fraction(sum(column.values()), NANOS_PER_CENT)
+    total = math.ceil(exact) if up else math.floor(exact)
+    wanted = distribute(total, {key: Fraction(nanos, NANOS_PER_CENT) for key, nanos in column.items()})
+    assert list(share_cents(total, column).items()) == list(wanted.items())
+
+
+def test_a_total_that_is_not_of_the_parts_is_refused() -> None:
+    with pytest.raises(ValueError, match="cannot distribute 3 cents"):
+        share_cents(3, {"a": 2 * NANOS_PER_CENT})
 
 
 @given(st.dictionaries(st.text("abc", max_size=3), NANOS, min_size=1, max_size=20))

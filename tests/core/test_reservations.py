@@ -153,7 +153,7 @@ ENDS = {
 def test_nothing_is_held_after_any_end(end) -> None:
     purse, tenant, key, tokens = LeasePurse(100), ConcurrencyCounter(4), ConcurrencyCounter(None), bucket(0, 100)
     assert purse.reserve(60) and tenant.enter() and key.enter() and tokens.take(60, 0)
-    reservation = Reservation(purse, 60, (tenant, key), (tokens,), 60)
+    reservation = Reservation(purse, 60, tenant, key, tokens, None, 60)
     end(reservation)
     assert (purse.reserved_nanos, tenant.held, key.held) == (0, 0, 0)
     assert purse.remaining_nanos + purse.settled_nanos == 100

@@ -336,7 +336,7 @@ def _state(s: Scheduler, now: int) -> object:
         [(q.queued, q.queued_gpu_us, q.running, q.kv_floor_home, q.kv_floor_lent, q.reserve_due_us) for q in s.classes],
         [(slot.kv_free, slot.outstanding_gpu_us, slot.first_end_us, slot.class_counts) for slot in s.slots],
         [
-            {t.slug: (t.accrue(now), t.backlogged, t.multiplier, len(t.linear)) for t in q.fair.tenants.values()}
+            {t.slug: (t.accrue(now), t.backlogged, t.multiplier, t.running) for t in q.fair.tenants.values()}
             for q in s.classes
         ],
         s.timed_out(now),
@@ -496,4 +496,4 @@ def test_nothing_is_held_after_every_request_ended_and_floors_hold_throughout(op
     for queue in s.classes:
         assert (queue.queued, queue.running, queue.queued_gpu_us) == (0, 0, 0)
         assert not queue.waiting and not queue.returned
-        assert all(not tenant.linear and not tenant.backlogged for tenant in queue.fair.tenants.values())
+        assert all(not tenant.running and not tenant.backlogged for tenant in queue.fair.tenants.values())

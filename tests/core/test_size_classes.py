@@ -101,6 +101,60 @@ operations = st.lists(
 )
 
 
+many_steps = st.lists(
+    st.tuples(st.sampled_from(["push", "push", "push", "take", "give back", "cancel"]), st.integers(0, 2),
+              st.integers(0, 40), st.integers(0, 10**6)),
+    max_size=120,
+)  # fmt: skip
+
+
+@given(many_steps, st.sampled_from([50, 10**6, None]))
+def test_the_head_is_what_a_plain_list_of_those_who_wait_says(steps, aging: int | None) -> None:
+    queue, waiting, taken, now = SizeClassQueue(3, aging), [], [], 0
+    for number, (what, size, step, which) in enumerate(steps):
+        now += step
+        if what == "push":
+            waiting.append(item := request(number, now, size))
+            item.lane = size + 1
+            queue.push(item)
+        elif what == "take" and waiting:
+            taken.append(head := queue.head(now))
+            waiting.remove(head)
+            queue.remove(head)
+        elif what == "give back" and taken:
+            waiting.append(item := taken.pop(which % len(taken)))
+            item.lane = 0
+            queue.push_back(item)
+        elif what == "cancel" and waiting:
+            queue.remove(waiting.pop(which % len(waiting)))
+        aged = [] if aging is None else [item for item in waiting if now - item.arrival_us > aging]
+        head = min(aged or waiting, key=lambda item: item.order if aged else (item.lane, item.order), default=None)
+        assert queue.head(now) is head
+        assert len(queue) == len(waiting)
+        assert queue.leads(0, now) == (head is None or (not aged and head.lane > 1))
+
+
+def test_of_many_that_leave_from_the_middle_the_others_stay_in_order() -> None:
+    queue = SizeClassQueue(3, None)
+    items = [request(number, number, max(0, number - 87)) for number in range(90)]
+    for item in items:
+        queue.push(item)
+    for item in items[1:88]:
+        queue.remove(item)
+        assert queue._gone is None or len(queue._gone) <= 46, "they do not pile up"
+    assert drain(queue, 0) == [0, 88, 89]
+    assert queue._gone is None
+
+
+def test_one_that_left_from_the_middle_may_come_again() -> None:
+    queue = SizeClassQueue(3, None)
+    for number in range(3):
+        queue.push(request(number, number, 1))
+    queue.remove(request(1, 1, 1))
+    queue.push(request(1, 5, 0))
+    assert drain(queue, 9) == [1, 0, 2]
+
+
 @given(operations, st.booleans(), st.integers(0, 100))
 @settings(max_examples=200)
 def test_an_aged_request_is_overtaken_by_no_younger_one(operations, batch: bool, aging: int) -> None:

@@ -11,7 +11,9 @@ from controlplane.core.slo import (
     Totals,
     UnknownReason,
     Verdict,
+    budget_is_under,
     budget_remaining,
+    burn_of,
     exact_share,
     judge_population,
     judge_totals,
@@ -105,6 +107,22 @@ def test_constant_success_keeps_the_whole_budget() -> None:
     assert budget_remaining(total, OBJECTIVE) == 1
     assert budget_remaining(Totals(1_000, 1_000, 980, 980), OBJECTIVE) == -1
     assert budget_remaining(Totals(), OBJECTIVE) is None
+
+
+@given(
+    st.lists(st.integers(-1, 40), min_size=5, max_size=5), st.sampled_from(Population),
+    st.sampled_from([Fraction(9, 10), Fraction(99, 100), Fraction(1, 3)]), st.fractions(-1, 1, max_denominator=20),
+)  # fmt: skip
+def test_short_ways_agree_with_exact_shares(counted, population, target, share) -> None:
+    totals, objective = Totals(*counted), Objective(target, population)
+    judged, left = judge_population(totals, population, objective), budget_remaining(totals, objective)
+    assert judged.burn == burn_of(totals, objective) == (None if left is None else float(1 - left))
+    assert budget_is_under(share, totals, objective) == (left is not None and left < share)
+    assert totals.sensible == (
+        min(counted) >= 0
+        and totals.good <= totals.successful
+        and totals.successful + totals.neutral <= totals.admitted <= totals.offered
+    )
 
 
 @pytest.mark.parametrize("value", [0, 1, 1.5, "ninety", -0.1])

@@ -56,17 +56,22 @@ def test_shares_add_up_to_the_busy_time_exactly_and_stay_fair(spans: list[tuple[
     assert min(shares.values()) >= 0
 
 
+def events_of(runs: list[Run]) -> list[tuple[int, int, Run]]:
+    """(instant, kind, run) in order; kind 1 is a start."""
+    return sorted(
+        [(run.end_us, 0 if run.end_us > run.start_us else 2, run) for run in runs]
+        + [(run.start_us, 1, run) for run in runs],
+        key=lambda event: (event[0], event[1], event[2].request_id),
+    )
+
+
 @settings(max_examples=150, deadline=None)
 @given(SPANS, st.integers(1, 100_000_000))
 def test_collected_minutes_add_up_however_often_they_are_read(
     spans: list[tuple[int, int, int, str]], every_us: int
 ) -> None:
     runs = runs_of(spans)
-    events = sorted(
-        [(run.end_us, 0 if run.end_us > run.start_us else 2, run) for run in runs]
-        + [(run.start_us, 1, run) for run in runs],
-        key=lambda event: (event[0], event[1], event[2].request_id),
-    )
+    events = events_of(runs)
     meter, shares, busy = SlotMeter(), defaultdict(int), defaultdict(int)
     totals: dict[str, int] = {}
 
@@ -100,6 +105,31 @@ def test_collected_minutes_add_up_however_often_they_are_read(
     for run in runs:
         by_run[run.tenant, run.class_] += totals[run.request_id]
     assert all(by_tenant[key] == us for key, us in by_run.items())
+
+
+@given(SPANS)
+def test_who_keeps_no_minutes_gives_each_request_the_same_time(spans: list[tuple[int, int, int, str]]) -> None:
+    runs = runs_of(spans)
+    told, untold = SlotMeter(), SlotMeter(by_minute=False)
+    for at_us, kind, run in events_of(runs):
+        if kind == 1:
+            stay = untold.start(run.request_id, at_us, weight=run.weight)
+            assert stay.request_id == run.request_id
+            told.start(run.request_id, at_us, run.tenant, run.class_, run.weight)
+        else:
+            assert untold.end(run.request_id, at_us) == told.end(run.request_id, at_us)
+    at_us = max((run.end_us for run in runs), default=0)
+    assert not untold.collect(at_us).gpu_us_by_key and (told.collect(at_us).gpu_us_by_key or not told.busy_us)
+
+
+def test_what_is_busy_for_days_is_counted_in_small_numbers() -> None:
+    meter, day_us = SlotMeter(), 86_400_000_000
+    meter.start("long", 0)
+    for hour in range(48):
+        meter.start(hour, hour * day_us // 24)
+        meter.end(hour, hour * day_us // 24 + 1_000_000)
+        assert meter._virtual <= US_PER_MINUTE << 32
+    assert meter.end("long", 2 * day_us) == 2 * day_us - 48 * 500_000
 
 
 def test_weights_share_each_instant() -> None:

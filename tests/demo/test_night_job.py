@@ -63,7 +63,7 @@ async def test_a_stop_while_an_order_is_on_its_way_leaves_no_job_behind(answered
         async with aiohttp.ClientSession() as session:
             job = NightJob(PLAN, f"http://127.0.0.1:{port}", session, batch_body, random.Random(1))
             task = asyncio.create_task(job.run())
-            await asyncio.wait_for(batches.ordered.wait(), 10)
+            await asyncio.wait_for(batches.ordered.wait(), 60)
             if answered:
                 await asyncio.sleep(0.2)
             task.cancel()

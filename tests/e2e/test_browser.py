@@ -161,7 +161,7 @@ def test_a_pool_changes_in_place_over_the_socket(site: Site) -> None:
     figures = "[...document.querySelectorAll('#queue [data-value]')].map(value => value.textContent).join(' ')"
     stamp = "document.querySelector('[data-live-time]').textContent"
     before = [page.evaluate(figures), page.evaluate(stamp)]
-    until(page, lambda: page.evaluate(figures) != before[0] and page.evaluate(stamp) != before[1], 10)
+    until(page, lambda: page.evaluate(figures) != before[0] and page.evaluate(stamp) != before[1], 60)
     assert page.evaluate("window.sameDocument") is True
     assert page.locator("[data-live-word]").inner_text() == "Live"
     assert page.locator("#queue").evaluate("panel => panel.classList.contains('stale')") is False
@@ -198,7 +198,7 @@ def test_an_admin_makes_a_tenant_and_a_key_and_pushes_them_to_every_agent(site: 
     page.fill("[name=reason]", "a new customer")
     press(page, "Push this configuration")
     assert urlsplit(page.url).path.startswith("/policy/rollouts/")
-    until(page, lambda: page.locator("#progress .big").inner_text().startswith("3 of 3 agents apply revision"), 15)
+    until(page, lambda: page.locator("#progress .big").inner_text().startswith("3 of 3 agents apply revision"), 60)
     page.goto("/audit/")
     assert "umbrella" in page.locator("main").inner_text()
     assert complaints(page) == []

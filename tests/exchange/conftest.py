@@ -7,7 +7,7 @@ from controlplane.budgets import divisions
 from controlplane.exchange.asgi import ExchangeApplication
 from controlplane.exchange.catalogue import catalogue
 from controlplane.exchange.database import close_pools
-from tests.exchange.door import TestAgent, nowhere
+from tests.exchange.door import TestAgent, ended, nowhere
 from tests.world import build_world
 
 
@@ -24,12 +24,22 @@ def world(transactional_db, monkeypatch):
 
 
 @pytest.fixture
-def app(world):
-    one = ExchangeApplication(fallback=nowhere)
-    yield one
-    if one._handlers is not None:
-        # each of its threads has a connection of its own until it ends
-        one._handlers._threads.shutdown()
+def process(world):
+    """Makes processes of the control plane; each of their threads has a connection of its own until it ends."""
+    made = []
+
+    def make() -> ExchangeApplication:
+        made.append(ExchangeApplication(fallback=nowhere))
+        return made[-1]
+
+    yield make
+    for one in made:
+        ended(one)
+
+
+@pytest.fixture
+def app(process):
+    return process()
 
 
 @pytest_asyncio.fixture

@@ -126,3 +126,9 @@ class TestAgent:
         response = await self.signed("POST", "/agent/v1/lease", body)
         assert response.status == 200, response.body
         return response.read(LeaseAnswer)
+
+
+def ended(app: ExchangeApplication) -> None:
+    """Ends the threads of an application of the test."""
+    if app._handlers is not None:
+        app._handlers.close()

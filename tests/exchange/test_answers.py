@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from datetime import UTC, datetime, timedelta
 
@@ -11,6 +12,7 @@ from asgiref.sync import sync_to_async
 
 from controlplane.budgets.models import Budget, BudgetWindow, Lease
 from controlplane.budgets.shares import SILENCE
+from controlplane.core.period import from_us
 from controlplane.exchange.answers import interval_ms
 from controlplane.exchange.database import connection
 from controlplane.exchange.safe_rates import safe_rate_shares
@@ -71,11 +73,13 @@ async def test_a_used_lease_is_topped_up_in_the_answer(agent, world):
 
 async def test_an_exhausted_budget_is_named(agent, world):
     await sync_to_async(hard_budget)(world, limit=5_000)
+    before = datetime.now(UTC)
     answer = await agent.lease(world.tenant.pk, 10_000)
     assert answer.leases == []
     assert answer.exhausted[0].budget.startswith("acme: plan (day from ")
-    tomorrow = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0) + timedelta(days=1)
-    assert answer.exhausted[0].ends_us == int(tomorrow.timestamp() * 1e6)
+    # asked on one day and answered on the next is possible
+    midnights = {at.replace(hour=0, minute=0, second=0, microsecond=0) for at in (before, datetime.now(UTC))}
+    assert from_us(answer.exhausted[0].ends_us) - timedelta(days=1) in midnights
 
 
 async def test_leases_of_an_epoch_go_back_when_it_is_sealed(agent, world):
@@ -124,6 +128,40 @@ async def test_shares_are_in_the_answer(agent, world):
     assert by_scope["tenant", world.tenant.pk].concurrency == 32
     # six of eight slots serve interactive: the table says 24 requests/s
     assert by_scope["class", world.chat.pk].requests_per_s == pytest.approx(24.0)
+
+
+async def going_by(agent, mark: str) -> wire.Answer:
+    """The answer to the next report of an agent that goes by these shares."""
+    response = await agent.send(agent.build(), headers={wire.SHARES_HEADER: mark})
+    agent.seq += 1
+    return response.read(wire.Answer)
+
+
+async def test_shares_that_an_agent_goes_by_are_left_out_until_others_are_due(agent, world):
+    told = await agent.report()
+    assert told.shares and told.shares_mark
+    same = await going_by(agent, told.shares_mark)
+    assert (same.shares, same.shares_mark) == ([], told.shares_mark)
+    assert (await going_by(agent, "0123456789abcdef")).shares == told.shares
+    assert (await agent.report()).shares == told.shares, "an agent that says nothing is told all"
+
+    world.tenant.max_concurrency = 7
+    await sync_to_async(world.tenant.save)()
+    end = asyncio.get_running_loop().time() + 60
+    while not (moved := await going_by(agent, told.shares_mark)).shares:
+        assert asyncio.get_running_loop().time() < end
+        await asyncio.sleep(0.2)
+    assert moved.shares_mark != told.shares_mark
+    assert {(share.scope, share.id): share.concurrency for share in moved.shares}["tenant", world.tenant.pk] == 7
+    assert (await going_by(agent, moved.shares_mark)).shares == []
+
+
+async def test_another_safe_rate_alone_is_another_mark(agent, world):
+    told = await agent.report()
+    entries = {slots: rate / 2 for slots, rate in world.pool.safe_rate["entries"].items()}
+    world.pool.safe_rate = {**world.pool.safe_rate, "entries": entries}
+    await sync_to_async(world.pool.save)()
+    assert [share.requests_per_s for share in (await going_by(agent, told.shares_mark)).shares][-1] == 12.0
 
 
 async def test_the_safe_rate_follows_lent_slots_and_is_split_by_slots(app, world):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -51,32 +50,27 @@ class BusyPages:
         self.threads.shutdown()
 
 
-async def timed(agent, world) -> list[float]:
-    """Seconds of some reports, one after the other."""
-    seconds = []
+async def report(agent, world) -> None:
+    """Some reports, one after the other."""
     for _ in range(REPORTS):
-        began = time.perf_counter()
         await asyncio.wait_for(agent.report(records=[usage_row(world, prices=world.prices)]), WAIT_S)
-        seconds.append(time.perf_counter() - began)
-    return sorted(seconds)
 
 
 async def test_reports_are_taken_while_pages_hold_every_thread_and_connection(agent, world):
+    """Field case F 88: ingest does not share its connections with the pages."""
     loop = asyncio.get_running_loop()
-    quiet = await timed(agent, world)
     busy = await loop.run_in_executor(None, BusyPages().__enter__)
     stuck = threading.Event()
     # the event loop's own threads, which pages of an ASGI server may use, are taken as well
     taken = [loop.run_in_executor(None, stuck.wait, WAIT_S) for _ in range(64)]
     try:
-        loaded = await timed(agent, world)
+        await report(agent, world)
         assert not any(view.done() for view in busy.views), "every report came while every page was still held"
     finally:
         stuck.set()
         await asyncio.gather(*taken)
         await loop.run_in_executor(None, busy.__exit__, None, None, None)
-    assert await sync_to_async(UsageRecord.objects.count)() == 2 * REPORTS
-    assert loaded[REPORTS // 2] < quiet[REPORTS // 2] * 5 + 0.25, "their median is what it was"
+    assert await sync_to_async(UsageRecord.objects.count)() == REPORTS
 
 
 @pytest.mark.django_db(transaction=True)

@@ -8,8 +8,12 @@ from datetime import timedelta
 
 import msgspec
 from asgiref.sync import sync_to_async
+from django.db import transaction
+from django.utils import timezone
 
 from controlplane.audit.models import AuditEntry
+from controlplane.exchange.database import connection as exchange_connection
+from controlplane.exchange.enrolment import hello
 from controlplane.fleet.models import Agent, Slot, SlotInterval, SlotTenure
 from controlplane.usage.models import AgentCursor
 from controlplane.wire.enrolment import Enrolled, Hello, Helloed
@@ -102,3 +106,17 @@ async def test_hellos_that_arrive_again_at_once_give_one_epoch(app, agent):
         *(agent.signed("POST", "/agent/v1/hello", body, epoch=0, stamp=stamp) for _ in range(8))
     )
     assert {reply.read(Helloed).epoch for reply in replies} == {2}
+
+
+async def test_a_hello_lets_rows_that_name_the_agent_be_committed(agent, world):
+    """A push commits a delivery for each agent while agents say hello: with a full lock they waited for each other."""
+
+    def other_connection_names_it() -> list[tuple[int]]:
+        with transaction.atomic():
+            hello(agent.id, Hello("1", "boot"), b"m" * 32, now=timezone.now())
+            with exchange_connection() as other, other.transaction(), other.cursor() as cursor:
+                cursor.execute("SET LOCAL lock_timeout = '2s'")
+                cursor.execute("SELECT 1 FROM fleet_agent WHERE id = %s FOR KEY SHARE", [agent.id])
+                return cursor.fetchall()
+
+    assert await sync_to_async(other_connection_names_it)() == [(1,)]

@@ -92,6 +92,7 @@ def body_of(agent, **parts) -> bytes:
         ("spends", [[1, 1, HUGE]]),
         ("demand", [["t\0", 1, 1, 1, 1]]),
         ("demand", [["t", 1, HUGE, 1, 1]]),
+        ("demand", [["t", 1, 1, 1, 1, HUGE]]),
     ],
 )
 async def test_an_impossible_number_costs_no_record(agent, world, field, said):

@@ -6,11 +6,9 @@ import msgspec
 import pytest
 from asgiref.sync import sync_to_async
 
-from controlplane.exchange.asgi import ExchangeApplication
 from controlplane.fleet.models import AgentLive
 from controlplane.usage.models import AgentCursor, Quarantine, UsageRecord
 from controlplane.wire.report import ClockReading, LostReports
-from tests.exchange.door import nowhere
 from tests.usage_rows import usage_row
 
 
@@ -41,13 +39,12 @@ async def test_how_many_records_went_may_be_unknown(agent, world):
     assert await gaps() == [(3, {"first_seq": 1, "last_seq": 2, "records": None}, 0)]
 
 
-async def test_another_process_of_the_control_plane_knows_of_the_gap(agent, world):
+async def test_another_process_of_the_control_plane_knows_of_the_gap(agent, process):
     report = agent.build(seq=3, lost=LostReports(1, 2))
     assert (await agent.send(report)).status == 200
-    other = ExchangeApplication(fallback=nowhere)
+    other = process()
     assert (await agent.send(report, app=other)).status == 200
     assert len(await gaps()) == 1
-    other._handlers._threads.shutdown()
 
 
 @pytest.mark.parametrize("first", [1, 2, 3])

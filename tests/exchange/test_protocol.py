@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import socket
+import time
 from contextlib import asynccontextmanager, nullcontext
 
 import msgspec
@@ -23,7 +24,11 @@ from controlplane.fleet.models import Agent
 from controlplane.usage.models import RollupDelta, UsageRecord
 from controlplane.wire import packed
 from controlplane.wire import report as wire
+from controlplane.wire.policy import SignedPolicy
 from controlplane.wire.problem import Problem
+from controlplane.wire.signing import from_text
+from tests import factories
+from tests.exchange.test_answers import bundle
 from tests.usage_rows import usage_row
 
 
@@ -51,14 +56,14 @@ class Socket:
 
     async def read(self):
         reader = self._streams[0]
-        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)
         lines = head.split(b"\r\n")
         headers = [tuple(line.split(b": ", 1)) for line in lines[1:] if line]
         length = int(dict(headers).get(b"content-length", b"0"))
         return int(lines[0].split(b" ")[1]), headers, await reader.readexactly(length)
 
     async def is_closed(self) -> bool:
-        return await asyncio.wait_for(self._streams[0].read(1), 20) == b""
+        return await asyncio.wait_for(self._streams[0].read(1), 60) == b""
 
 
 def request(method: str, path: str, headers, body: bytes) -> bytes:
@@ -110,6 +115,14 @@ async def over_socket(app, agent, monkeypatch):
 
 def rows(world, n=3):
     return [usage_row(world, prices=world.prices) for _ in range(n)]
+
+
+async def test_shares_that_an_agent_goes_by_are_left_out_on_the_short_way_too(over_socket):
+    told = await over_socket.report()
+    response = await over_socket.send(over_socket.build(), headers={wire.SHARES_HEADER: told.shares_mark})
+    answer = response.read(wire.Answer)
+    assert told.shares and (answer.shares, answer.shares_mark) == ([], told.shares_mark)
+    assert over_socket.ways == ["short", "short"]
 
 
 async def stored() -> tuple[int, int]:
@@ -165,6 +178,56 @@ async def test_both_ways_answer_alike(over_socket, world, app):
     assert await stored() == (3, 3)
 
 
+@pytest.fixture
+def pulled(monkeypatch):
+    """Which way each pull took."""
+    ways: list[str] = []
+    at_hand = ExchangeApplication.policy_at_hand
+
+    def note(self, path, headers) -> Reply | None:
+        reply = at_hand(self, path, headers)
+        ways.append("long" if reply is None else "short")
+        return reply
+
+    monkeypatch.setattr(ExchangeApplication, "policy_at_hand", note)
+    return ways
+
+
+async def test_a_pull_takes_the_short_way_once_its_bundle_is_at_hand_and_answers_alike(over_socket, world, app, pulled):
+    own = await sync_to_async(bundle)(world.pool, b'{"own":1}')
+    foreign = await sync_to_async(lambda: bundle(factories.pool("other"), b'{"other":1}'))()
+    agent, path = over_socket, f"/agent/v1/policy/{own}"
+    first, again = [await agent.signed("GET", path) for _ in range(2)]
+    assert pulled == ["long", "short"] and first.status == again.status == 200
+    assert from_text(again.read(SignedPolicy).body) == b'{"own":1}'
+    long_ago, stranger = time.time_ns() // 1000 - 6 * 60_000_000, Ed25519PrivateKey.generate()
+    for case in (
+        {},
+        {"headers": {"if-none-match": first.headers["etag"]}},
+        {"stamp": long_ago},
+        {"key": stranger},
+        {"epoch": agent.epoch + 1},
+        {"seq": 5},
+        {"headers": {"x-flexband-signature": ""}},
+    ):
+        short, whole = await agent.signed("GET", path, **case), await agent.signed("GET", path, app=app, **case)
+        assert (short.status, short.body) == (whole.status, whole.body), case
+        assert whole.headers.items() <= short.headers.items(), case
+    for digest in (foreign, "0" * 64, own[:-1]):
+        assert (await agent.signed("GET", f"/agent/v1/policy/{digest}")).status == 404
+    assert pulled.count("short") == 5, "what is unknown or late takes the long way to its refusal"
+
+
+async def test_a_retired_agent_pulls_nothing_once_the_snapshot_knows(over_socket, world, app):
+    own = await sync_to_async(bundle)(world.pool, b'{"own":1}')
+    path = f"/agent/v1/policy/{own}"
+    assert [(await over_socket.signed("GET", path)).status for _ in range(2)] == [200, 200]
+    await sync_to_async(Agent.objects.filter(pk=over_socket.id).update)(state="retired")
+    app.handlers.directory.forget()
+    answer = await over_socket.signed("GET", path)
+    assert (answer.status, answer.problem.code) == (410, "retired")
+
+
 async def test_an_agent_that_the_snapshot_lacks_takes_the_long_way(over_socket, world, app):
     agent = over_socket
     app.handlers.directory._agents.clear()
@@ -184,7 +247,7 @@ async def test_reports_of_one_agent_at_once_are_taken_once_and_in_order(over_soc
     assert sorted(answer.read(wire.Answer).repeat for answer in answers) == [False, True, True, True, True, True]
     agent.seq += 1
     # in one group: the second follows the first
-    monkeypatch.setattr(app.handlers._report_groups, "_window_s", 0.5)
+    monkeypatch.setattr(app.handlers._report_groups, "_window_s", 1.5)
     sending = []
     for seq in (2, 3):
         report = agent.build(seq=seq, records=rows(world))
@@ -266,7 +329,7 @@ async def test_a_report_that_meets_a_fault_takes_no_other_of_its_group_with_it(
         return real(one, two, *more)
 
     monkeypatch.setattr(reports, step, broken)
-    monkeypatch.setattr(app.handlers._report_groups, "_window_s", 0.5)
+    monkeypatch.setattr(app.handlers._report_groups, "_window_s", 1.5)
     bad = agent.build(seq=9 if step == "incoming_of" else 1, refused_revision=1, refused_reason="breaks it")
     good = agent.build(seq=1 if step == "incoming_of" else 2, records=rows(world))
     sending = []
@@ -291,7 +354,7 @@ async def test_what_one_answer_stumbles_over_keeps_no_other_of_its_group_from_it
         return real(agents, now)
 
     monkeypatch.setattr(taker, "_look", look)
-    monkeypatch.setattr(groups, "_window_s", 0.5)
+    monkeypatch.setattr(groups, "_window_s", 1.5)
     sending = []
     for seq in (1, 2):
         report = agent.build(seq=seq, records=rows(world))

@@ -12,12 +12,10 @@ from django.utils import timezone
 
 from controlplane.audit.actors import Actor
 from controlplane.audit.models import AuditEntry
-from controlplane.exchange.asgi import ExchangeApplication
 from controlplane.fleet import keys
 from controlplane.fleet.models import Agent
 from controlplane.wire import signing
 from controlplane.wire.rekeying import Rekey, Rekeyed, proof_message
-from tests.exchange.door import nowhere
 
 ADA = Actor(id=None, name="ada", role="admin")
 
@@ -174,17 +172,13 @@ async def test_a_key_needs_its_proof(agent, how):
     assert (await stored(agent)).next_public_key is None
 
 
-async def test_a_key_taken_by_one_process_is_good_at_the_others_at_once(agent):
+async def test_a_key_taken_by_one_process_is_good_at_the_others_at_once(agent, process):
     """Each process has a snapshot of agents of its own; a signature that does not fit makes it look again."""
-    other = ExchangeApplication(fallback=nowhere)
-    new = Ed25519PrivateKey.generate()
-    try:
-        assert (await report_by(agent, agent.key, app=other)).status == 200, "its snapshot is of before"
-        await ask(agent)
-        assert (await post(agent, new)).status == 200
-        assert (await report_by(agent, new, app=other)).status == 200
-    finally:
-        other._handlers._threads.shutdown()
+    other, new = process(), Ed25519PrivateKey.generate()
+    assert (await report_by(agent, agent.key, app=other)).status == 200, "its snapshot is of before"
+    await ask(agent)
+    assert (await post(agent, new)).status == 200
+    assert (await report_by(agent, new, app=other)).status == 200
 
 
 async def test_a_retired_agent_posts_no_key(agent):

@@ -16,7 +16,6 @@ from django.db import connection
 from controlplane.contracts.models import ObjectiveMinute
 from controlplane.core.period import from_us
 from controlplane.exchange import group_commit
-from controlplane.exchange.asgi import ExchangeApplication
 from controlplane.fleet.models import AgentLive
 from controlplane.tenants.models import ApiKey
 from controlplane.usage.models import (
@@ -31,7 +30,6 @@ from controlplane.usage.models import (
 )
 from controlplane.wire import report as wire
 from tests import factories
-from tests.exchange.door import nowhere
 from tests.usage_rows import usage_row
 
 MINUTE_US = time.time_ns() // 60_000_000_000 * 60_000_000
@@ -115,8 +113,8 @@ async def test_reordered_and_doubled_messages_count_once(agent, world):
     assert answers[-1].read(wire.Answer).accepted_through == 3
 
 
-async def test_two_processes_with_the_same_report_at_once(agent, world):
-    other = ExchangeApplication(fallback=nowhere)
+async def test_two_processes_with_the_same_report_at_once(agent, world, process):
+    other = process()
     for seq in range(1, 6):
         report = agent.build(seq=seq, records=rows(world, 20))
         answers = await asyncio.gather(*(agent.send(report, app=app) for app in (agent.app, other, agent.app, other)))
@@ -126,15 +124,15 @@ async def test_two_processes_with_the_same_report_at_once(agent, world):
     assert await stored() == (100, 100, 0)
 
 
-async def test_two_processes_with_different_reports_of_one_seq(agent, world):
-    other = ExchangeApplication(fallback=nowhere)
+async def test_two_processes_with_different_reports_of_one_seq(agent, world, process):
+    other = process()
     left, right = (agent.build(seq=1, records=rows(world, 2)) for _ in range(2))
     answers = await asyncio.gather(agent.send(left), agent.send(right, app=other))
     assert sorted(answer.status for answer in answers) == [200, 409]
     assert await stored() == (2, 2, 2)
 
 
-async def test_a_process_killed_between_commit_and_answer(agent, world, monkeypatch):
+async def test_a_process_killed_between_commit_and_answer(agent, world, process):
     report = agent.build(records=rows(world))
 
     class Killed(BaseException):
@@ -152,7 +150,7 @@ async def test_a_process_killed_between_commit_and_answer(agent, world, monkeypa
     assert not done or isinstance(task.exception(), BaseException) or task.result().status >= 500
     task.cancel()
     assert await stored() == (3, 3, 0)
-    fresh = ExchangeApplication(fallback=nowhere)
+    fresh = process()
     answer = (await agent.send(report, app=fresh)).read(wire.Answer)
     assert (answer.accepted_through, answer.repeat) == (1, True)
     assert await stored() == (3, 3, 0)

@@ -243,7 +243,7 @@ def test_two_people_who_edit_one_pool_at_once_cannot_both_win(installation, now)
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     assert sorted(outcomes) == ["saved", "stale"]
     assert Pool.objects.get().version == 2
     assert AuditEntry.objects.filter(action="pool.edit").count() == 1

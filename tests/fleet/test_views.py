@@ -117,6 +117,20 @@ def test_a_viewer_reads_the_settings_and_changes_nothing(fleet, people):
     assert viewer.post(POOL, pool_data(fleet, lend_p95_ms=1)).status_code == 403
 
 
+def test_pools_are_ordered_by_attention_name_or_age(fleet, people):
+    for number in (1, 2):
+        row = factories.pool(f"a-{number}", created_at=fleet.created_at + timedelta(days=number))
+        factories.slot(row, "i1", "interactive")
+
+    def shown(sort):
+        return [row.pool.slug for row in people["viewer"].get(reverse("pools"), {"sort": sort}).context["rows"]]
+
+    assert shown("name") == ["a-1", "a-2", "chat"]
+    assert shown("newest") == ["a-2", "a-1", "chat"]
+    assert shown("attention") == shown("") == shown("nonsense")
+    assert people["viewer"].get(reverse("pools"), {"sort": "name"}).context["sort"] == "name"
+
+
 def test_the_list_of_pools_needs_as_many_statements_for_two_as_for_six(fleet, people, django_assert_num_queries):
     admin = people["admin"]
     admin.get(reverse("pools"))

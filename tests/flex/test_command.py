@@ -81,11 +81,11 @@ def test_leading_standing_by_and_taking_over(start):
     assert event(first)["event"] == "stands by"
     second.send_signal(signal.SIGTERM)
     assert event(second)["event"] == "stopped"
-    assert second.wait(timeout=10) == 0
+    assert second.wait(timeout=60) == 0
     assert event(first)["event"] == "leads", "a controller that ends hands over at once"
     first.send_signal(signal.SIGTERM)
     assert event(first)["event"] == "stopped"
-    assert first.wait(timeout=10) == 0
+    assert first.wait(timeout=60) == 0
 
 
 @pytest.mark.processes

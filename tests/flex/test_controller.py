@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import pytest
 
@@ -12,13 +12,14 @@ from controlplane.budgets.models import Budget
 from controlplane.contracts.models import WorkloadClass
 from controlplane.core.period import to_us
 from controlplane.fleet.actions import retire_agent
-from controlplane.fleet.models import Agent, Pool, SlotInterval
+from controlplane.fleet.models import Agent, Pool, Slot, SlotInterval, SlotTenure
 from controlplane.flex import actions, queries, telemetry
-from controlplane.flex.controller import prune_samples
 from controlplane.flex.leadership import Shard
 from controlplane.flex.models import Decision, Grant, Lend, PoolSample, Trip
+from controlplane.flex.pruning import LEAST_SLICE, LONGEST_SLICE, Pruner
 from controlplane.jobs.models import Job
 from controlplane.jobs.queries import backlog, pool_slack
+from tests import factories
 from tests.flex.conftest import Band, Drain, SaidSlot, add_job
 
 ONCALL = Actor(id=None, name="ona", role="oncall")
@@ -37,8 +38,12 @@ def test_lends_one_slot_then_the_next_and_renews(busy: Band):
     assert lent.expires_at == busy.now + timedelta(seconds=15)
     assert busy.states()["f2"] == "home", "at most one slot a decision interval"
     busy.until_lent(2)
-    busy.step(3)
-    assert busy.grant("f1").expires_at == busy.now + timedelta(seconds=15)
+    busy.step(1)
+    assert busy.grant("f1").expires_at == busy.now + timedelta(seconds=15), "all loans of a pool end together"
+    busy.step(4)
+    assert busy.grant("f1").expires_at == busy.now + timedelta(seconds=11), "a third of the TTL has not passed"
+    busy.step(1)
+    assert busy.grant("f1").expires_at == busy.grant("f2").expires_at == busy.now + timedelta(seconds=15)
     assert busy.grant("f1").fence == 1, "a renewal keeps its fence"
     assert [loan.slot for loan in queries.lend_ledger(busy.pool.pk)] == ["f2", "f1"]
     interval = SlotInterval.objects.get(slot=busy.slots["f1"], ended_at__isnull=True)
@@ -450,6 +455,16 @@ def test_agents_are_nudged_about_their_own_slots(busy: Band):
     assert not busy.step(1).nudges, "a breach that lasts does not recall twice"
 
 
+def prune(pruner: Pruner, now: datetime) -> int:
+    """As many slices as it takes; at the longest each is an hour."""
+    removed = 0
+    for _ in range(100 + 90 * 24):
+        removed += pruner.prune(now)
+        if pruner.is_done(now):
+            return removed
+    raise AssertionError("an hour a tick goes through ninety days")
+
+
 def test_old_samples_are_thinned_to_one_a_minute_and_then_go(band: Band):
     band.step(1)
     now = band.now.replace(second=30, microsecond=0)
@@ -457,6 +472,50 @@ def test_old_samples_are_thinned_to_one_a_minute_and_then_go(band: Band):
     PoolSample.objects.all().delete()
     for age in ages:
         PoolSample.objects.create(pool=band.pool, at=now - age)
-    assert prune_samples(now) == 2
+    assert prune(Pruner(), now) == 2
     kept = set(PoolSample.objects.values_list("at", flat=True))
     assert kept == {now - ages[0], now - ages[2]}, "49 h 0 min 30 s ago began a minute, 49 h ago did not"
+
+
+def test_what_was_gone_through_is_not_looked_at_again(band: Band, monkeypatch):
+    """Each tick goes on where the one before ended, in slices that take a moment."""
+    band.step(1)
+    pruner, now = Pruner(), band.now.replace(second=30, microsecond=0)
+    prune(pruner, now)
+    PoolSample.objects.all().delete()
+    for age_s in (1, -1, -3):
+        PoolSample.objects.create(pool=band.pool, at=now - timedelta(hours=48, seconds=age_s))
+    assert [pruner.prune(now + timedelta(seconds=second)) for second in range(5)] == [0, 0, 1, 0, 1]
+    assert PoolSample.objects.get().at < now - timedelta(hours=48), "what came late into time that is done stays"
+    for _ in range(20):
+        pruner._fit(0.001)
+    assert pruner._slice == LONGEST_SLICE
+    for _ in range(20):
+        pruner._fit(0.5)
+    assert pruner._slice == LEAST_SLICE
+
+
+def test_a_whole_sample_of_each_minute_is_kept_and_can_be_read_alone(band: Band):
+    band.step(190)
+    written = PoolSample.objects.count()
+    assert PoolSample.objects.exclude(whole_at=None).count() > 150, "most ticks only say what differs"
+    prune(Pruner(), band.now + timedelta(hours=48, seconds=1))
+    kept = list(PoolSample.objects.order_by("at"))
+    assert written == 190 and len(kept) in (4, 5), "the first one, and one a minute at the pool's turn"
+    turns = [row for row in kept if row.at.second == band.pool.pk % 60]
+    assert len(turns) >= 3 and len(kept) - len(turns) <= 1
+    assert all("seen" in row.figures and row.whole_at is None for row in kept)
+    assert queries.decision_at(band.pool.pk, kept[-1].at + timedelta(seconds=40)) is not None
+
+
+def test_pools_that_began_together_are_not_written_down_together(band: Band):
+    """Else one tick a minute would write a decision of every pool, for as long as the leader leads."""
+    others = [factories.pool(f"twin-{number}") for number in range(3)]
+    for number, pool in enumerate(others):
+        agent = factories.agent(pool, f"twin-{number}", enrolled_at=band.now)
+        slot = Slot.objects.create(pool=pool, name="f1", band="flex", agent=agent)
+        SlotTenure.objects.create(slot=slot, started_at=band.now - timedelta(minutes=5))
+    band.step(130)
+    settled = band.now - timedelta(seconds=60)
+    rows = Decision.objects.filter(at__gt=settled, pool__in=others)
+    assert {row.pool_id: row.at.second for row in rows} == {pool.pk: pool.pk % 60 for pool in others}

@@ -72,7 +72,13 @@ def test_what_is_stored_is_what_was_seen(snapshot: FlexSnapshot):
     assert evidence.read_snapshot(stored) == snapshot
     short = json.loads(json.dumps(evidence.snapshot_as_json(snapshot, with_limits=False), allow_nan=False))
     assert evidence.read_snapshot(short, stored) == snapshot
-    json.dumps(evidence.checks_as_json(decide(snapshot)), allow_nan=False)
+    decision = decide(snapshot)
+    checks = json.loads(json.dumps(evidence.checks_as_json(decision), allow_nan=False))
+    for _ in range(2):
+        seen = evidence.snapshot_text(snapshot)
+        assert json.loads(seen) == short
+        assert json.loads(evidence.with_limits_text(seen, snapshot.policy, snapshot.safe_rate)) == stored
+        assert json.loads(evidence.checks_text(decision)) == checks
 
 
 @pytest.mark.parametrize(

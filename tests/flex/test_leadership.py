@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import pytest
 from django.db import connection
 
-from controlplane.flex.applying import LeadershipLost
+from controlplane import flex
+from controlplane.fleet.models import Slot, SlotTenure
 from controlplane.flex.controller import Controller
-from controlplane.flex.leadership import Leadership, read_shard
+from controlplane.flex.leadership import Leadership, LeadershipLost, read_shard
 from controlplane.flex.models import ControllerTerm, Decision, Grant, Lend, PoolSample
+from tests import factories
 from tests.flex.conftest import Band
 
 
@@ -102,6 +104,54 @@ def test_a_leader_that_was_stopped_writes_nothing(busy: Band):
         stale.apply(plan)
     assert everything() == before
     assert not stale.leads
+
+
+def second_pool(now: datetime, **values: int) -> None:
+    """A pool with a band of its own, whose agent says nothing."""
+    pool = factories.pool("other", **values)
+    agent = factories.agent(pool, "gpu-9", enrolled_at=now)
+    for name, kind in (("i1", "interactive"), ("b1", "batch"), ("f1", "flex")):
+        slot = Slot.objects.create(pool=pool, name=name, band=kind, agent=agent)
+        SlotTenure.objects.create(slot=slot, started_at=now - timedelta(minutes=5))
+
+
+def test_a_large_plan_is_written_in_parts_and_none_of_them_after_the_term(busy: Band, monkeypatch):
+    """To decide a large fleet takes longer than the lease: it is renewed meanwhile, and who lost it stops."""
+    second_pool(busy.now)
+    monkeypatch.setattr(flex.controller, "DECISIONS_AT_ONCE", 1)
+    monkeypatch.setattr(flex.leadership, "KEEP_EVERY_S", 0.0)
+    leader, kept = Controller(), []
+    busy.report()
+    leader.leadership.hold()
+    plan = leader.plan(busy.now)
+    assert [len(part.decisions) for part in plan.parts] == [1, 1]
+    keep = leader.leadership.keep
+
+    def lapses_before_the_second() -> None:
+        kept.append(leader.leadership.term)
+        if len(kept) == 2:
+            expire()
+        keep()
+
+    monkeypatch.setattr(leader.leadership, "keep", lapses_before_the_second)
+    with pytest.raises(LeadershipLost):
+        leader.apply(plan)
+    assert Decision.objects.count() == PoolSample.objects.count() == 1
+    assert not leader.leads
+    assert leader.tick(busy.now + timedelta(seconds=1)).leads
+    assert Decision.objects.count() == 3, "all of them again, under the next term"
+
+
+def test_a_new_leader_takes_a_large_fleet_in_some_pools_a_tick(busy: Band, monkeypatch):
+    first = busy.pool.pk - 1
+    second_pool(busy.now, id=first)
+    busy.until_lent()
+    monkeypatch.setattr(flex.resident, "BEGIN_AT_ONCE", 1)
+    busy.restart()
+    for pools in ([busy.pool.pk], [first, busy.pool.pk], [first, busy.pool.pk]):
+        busy.step(1)
+        assert sorted(PoolSample.objects.filter(at=busy.now).values_list("pool_id", flat=True)) == pools
+    assert busy.states()["f1"] == "lent", "its loan would have ended: it is read first"
 
 
 def test_a_plan_is_void_once_the_lease_lapsed_even_if_nobody_took_over(busy: Band):

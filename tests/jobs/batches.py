@@ -16,8 +16,9 @@ from msgspec import Raw
 
 from controlplane.audit.actors import Actor
 from controlplane.jobs import batch_import, storage
-from controlplane.jobs.batch_actions import BatchOrder, file_expiry, submit_batch
+from controlplane.jobs.batch_actions import BatchOrder, submit_batch
 from controlplane.jobs.models import Batch, Item, Job, StoredFile
+from controlplane.jobs.uploads import file_expiry
 from controlplane.wire.report import Item as LeasedItem
 from controlplane.wire.report import ItemDone, ItemRoom
 from tests.usage_rows import usage_row

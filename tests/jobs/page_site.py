@@ -39,7 +39,7 @@ def web() -> Iterator[str]:
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not server.started:
         assert time.monotonic() < deadline, "the server did not start"
         time.sleep(0.02)
@@ -47,7 +47,7 @@ def web() -> Iterator[str]:
         yield f"http://127.0.0.1:{port}"
     finally:
         server.should_exit = True
-        thread.join(10)
+        thread.join(60)
 
 
 @contextlib.contextmanager
@@ -73,10 +73,10 @@ def worker(log: Path) -> Iterator[subprocess.Popen[bytes]]:
     finally:
         process.terminate()
         try:
-            process.wait(20)
+            process.wait(60)
         except subprocess.TimeoutExpired:
             process.kill()
-            process.wait(10)
+            process.wait(60)
 
 
 def empty_queue() -> None:

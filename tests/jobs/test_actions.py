@@ -126,7 +126,7 @@ def test_one_key_sent_twice_at_once_makes_one_job(installation, now):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     assert Job.objects.count() == AuditEntry.objects.count() == 1
     assert {answer.job.pk for answer in answers} == {Job.objects.get().pk}
     assert sorted(answer.repeated for answer in answers) == [False, True, True, True]
@@ -157,7 +157,7 @@ def test_backlog_is_in_order_of_deadlines_with_best_effort_last(tenant, now):
     best = submit(tenant, now, best_effort=True).job
     late = submit(tenant, now, deadline=now + timedelta(hours=3)).job
     soon = submit(tenant, now, deadline=now + timedelta(hours=1)).job
-    assert [job.pk for job, _ in queries.backlog_jobs(best.pool_id, now)] == [soon.pk, late.pk, best.pk]
+    assert [job.pk for job, _ in queries.backlog_jobs([best.pool_id], now)] == [soon.pk, late.pk, best.pk]
 
 
 def test_a_missed_job_counts_for_half_an_hour_and_leaves(tenant, now):
@@ -189,3 +189,29 @@ def test_standing_follows_progress_and_the_deadline(tenant, now):
     assert queries.status_of(job, now + timedelta(hours=3)).standing == "missed"
     job.state, job.finished_at = "completed", now + timedelta(hours=1)
     assert queries.status_of(job, now + timedelta(hours=3)).standing == "completed"
+
+
+def test_what_was_never_taken_or_ran_out_of_time_is_not_waiting(tenant, now):
+    job = submit(tenant, now).job
+    for state, kept, standing, grade, word in (
+        ("importing", job.deadline, "importing", "neutral", "Importing"),
+        ("failed", job.deadline, "failed", "bad", "Refused"),
+        ("failed", None, "failed", "bad", "Refused"),
+        ("failed", now - timedelta(hours=1), "failed", "bad", "Refused"),
+        ("expired", None, "expired", "neutral", "Expired"),
+        ("expired", now - timedelta(hours=1), "missed", "bad", "Deadline missed"),
+    ):
+        job.state, job.deadline, job.finished_at = state, kept, None if state == "importing" else now
+        status = queries.status_of(job, now)
+        assert (status.standing, status.grade, status.word) == (standing, grade, word)
+        assert status.standing in queries.STANDINGS
+    Job.objects.update(state="failed", deadline=now - timedelta(hours=1), finished_at=now)
+    assert not queries.missed(Job.objects.all(), now).exists()
+    Job.objects.update(state="expired")
+    assert queries.missed(Job.objects.all(), now).exists()
+
+
+def test_a_time_and_a_zone_are_the_same_order_tomorrow(now):
+    tonight = order(deadline=now, clock="06:00 Europe/Berlin")
+    assert tonight.digest() == order(deadline=now + timedelta(days=1), clock="06:00 Europe/Berlin").digest()
+    assert tonight.digest() not in (order(deadline=now).digest(), order(deadline=now, clock="07:00 UTC").digest())

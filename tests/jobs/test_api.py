@@ -8,6 +8,7 @@ from django.utils import timezone
 
 from controlplane.audit.actors import Actor
 from controlplane.audit.models import AuditEntry
+from controlplane.jobs.deadlines import read_deadline
 from controlplane.jobs.models import Job
 from controlplane.tenants import key_actions
 from controlplane.tenants.models import ApiKey, Tenant
@@ -93,6 +94,13 @@ def test_a_deadline_is_an_instant_the_class_default_or_none(tenant, secret):
     assert Job.objects.latest("id").deadline == at
     post(secret)
     assert Job.objects.latest("id").deadline > timezone.now() + timedelta(hours=23)
+    clock = {**ORDER, "deadline": "06:00 Europe/Berlin"}
+    assert post(secret, clock, **{"idempotency-key": "nightly"}).status_code == 201
+    assert Job.objects.latest("id").deadline == read_deadline("06:00 Europe/Berlin", timezone.now())
+    again = post(secret, clock, **{"idempotency-key": "nightly"})
+    assert (again.status_code, again.json()["uuid"]) == (200, str(Job.objects.latest("id").uuid))
+    for text in ("06:00", "2026-12-01T06:00:00", "06:00 Mars/Base"):
+        assert list(post(secret, {**ORDER, "deadline": text}).json()["errors"]) == ["deadline"]
     assert post(secret, {**ORDER, "best_effort": True}).json()["standing"] == "best_effort"
 
 

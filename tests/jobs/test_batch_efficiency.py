@@ -96,6 +96,6 @@ def test_what_was_learnt_from_items_is_slot_time_and_not_counted_twice(band):
     done = job.items // 2
     Job.objects.filter(pk=job.pk).update(items_completed=done, gpu_us_done=done * 1_000_000)
     BatchEfficiency.objects.create(pool_id=band.pool.pk, efficiency=0.5, work_us=1, metered_us=2, measured_at=band.now)
-    ((_, work_us),) = queries.backlog_jobs(band.pool.pk, band.now)
+    ((_, work_us),) = queries.backlog_jobs([band.pool.pk], band.now)
     # a second of slot time an item, at half a slot's worth: each of these slots does one a second
     assert work_us == (job.items - done) * 500_000

@@ -40,7 +40,7 @@ def files(settings, tmp_path):
     return tmp_path
 
 
-def until(page, holds: Callable[[], bool], seconds: float = 30) -> None:
+def until(page, holds: Callable[[], bool], seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < deadline, f"not within {seconds} s on {page.url}: {page.inner_text('main')}"
@@ -166,9 +166,9 @@ def test_rows_change_in_place_and_turn_stale_when_nothing_comes(files: Path):
         page.goto("/jobs/")
         page.evaluate("window.sameDocument = true")
         elsewhere(lambda: [Job.objects.filter(pk=scene.night.pk).update(items_completed=33)])
-        until(page, lambda: "33" in page.locator(row).locator("td.num").first.inner_text(), 15)
+        until(page, lambda: "33" in page.locator(row).locator("td.num").first.inner_text(), 60)
         assert page.evaluate("window.sameDocument") is True
         page.route("**/jobs/", lambda route: route.abort())
-        until(page, lambda: page.locator("#job-rows.stale").count() == 1, 50)
+        until(page, lambda: page.locator("#job-rows.stale").count() == 1, 90)
         assert page.locator(row).locator("td.num").first.inner_text() == "—"
         assert "No update since" in page.inner_text("#jobs-stale")

@@ -89,3 +89,5 @@ def test_a_loop_of_ones_own_declares_its_job(world, monkeypatch):
     names = run(declaration.replace("[...]", "['a', 'b', 'c']"), monkeypatch)
     job = Job.objects.get()
     assert (str(job.uuid), job.items, job.name, job.has_items) == (names["job"]["uuid"], 3, "nightly summaries", False)
+    again = run(declaration.replace("[...]", "['a', 'b', 'c']"), monkeypatch)
+    assert again["job"]["uuid"] == names["job"]["uuid"], "a loop that is started again goes on with its job"

@@ -7,20 +7,24 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from django.conf import settings as django_settings
-from django.db import connection
+from django.core.exceptions import ValidationError
+from django.db import connection, transaction
 from django.utils import timezone
 
+from controlplane.agent.api_body import OUTPUTS_MAX
 from controlplane.jobs import assembly, batch_import, batch_sweep, storage
+from controlplane.jobs.batch_actions import retry_parked
 from controlplane.jobs.batch_lines import LINE_BYTES_MOST, split
 from controlplane.jobs.item_queries import items_page
 from controlplane.jobs.models import Batch, Item, ItemBody, Job, StoredFile
-from tests.jobs.batches import empty_items, jsonl, line, running, submit
+from tests.jobs.batches import ADA, empty_items, jsonl, line, running, submit
 from tests.jobs.settling import run_all
 from tests.threads import at_once
 from tests.world import build_world
@@ -96,16 +100,16 @@ def test_an_importer_that_is_killed_leaves_whole_chunks_and_the_next_one_finishe
         )
         assert process.stdout is not None and process.stdout.readline() == b"begins\n"
         before = Item.objects.count()
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while Item.objects.count() == before and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.01)
         if process.poll() is None:
             os.kill(process.pid, signal.SIGKILL)
             kills += 1
-        process.wait(20)
+        process.wait(60)
         process.stdout.close()
         assert Item.objects.count() % 200 == 0 and Item.objects.count() == ItemBody.objects.count()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     batch.refresh_from_db()
     while batch.state == "validating" and time.monotonic() < deadline:
         # the turn of the one that was killed ends with its connection
@@ -125,6 +129,25 @@ def test_lines_are_split_at_any_piece_and_numbered_with_the_empty_ones():
         for each in found:
             rest = list(split([content[each.end :]], number=each.number, offset=each.end))
             assert [one.number for one in rest] == [number for number in (1, 3, 5) if number > each.number]
+
+
+@pytest.mark.parametrize("ends", [b"\r\n", b"\n"])
+@pytest.mark.parametrize("size", [1, 2, 1_000])
+def test_a_file_may_begin_with_a_byte_order_mark(world, monkeypatch, ends, size):
+    monkeypatch.setattr(batch_import, "CHUNK_LINES", size)
+    content = b"\xef\xbb\xbf" + jsonl([line(n) for n in range(1, 5)]).replace(b"\n", ends)
+    batch = submit(world.tenant, content)
+    while batch_import.import_batch(batch.pk, timezone.now(), chunks_most=1):
+        pass
+    batch.refresh_from_db()
+    assert (batch.state, batch.imported_bytes, batch.imported_items) == ("in_progress", len(content), 4)
+    unended = submit(world.tenant, b"\xef\xbb\xbf" + jsonl([line(1)]).strip())
+    batch_import.import_batch(unended.pk, timezone.now())
+    only_mark = submit(world.tenant, b"\xef\xbb\xbf\n")
+    batch_import.import_batch(only_mark.pk, timezone.now())
+    only_mark.refresh_from_db()
+    assert Batch.objects.get(pk=unended.pk).imported_items == 1
+    assert [error["code"] for error in only_mark.errors] == ["empty_file"]
 
 
 def test_a_line_without_end_is_not_held(world):
@@ -150,6 +173,9 @@ def test_a_line_without_end_is_not_held(world):
         (jsonl([line(1, body={"messages": None, "model": 3})]), "invalid_request"),
         (jsonl([line(1, body={"n": 0})]), "invalid_request"),
         (jsonl([line(1, body={"max_tokens": 0})]), "output_too_long"),
+        (jsonl([line(1, body={"n": OUTPUTS_MAX + 1})]), "too_many_outputs"),
+        (jsonl([line(1, body={"n": 2, "prompt": ["a"] * (OUTPUTS_MAX // 2 + 1)})]), "too_many_outputs"),
+        (b"\xef\xbb\xbf" + jsonl([line(1)]), "invalid_json_line"),
         (jsonl([{**line(1), "body": {"model": "llama-70b"}}]), "invalid_request"),
     ],
 )
@@ -261,6 +287,44 @@ def test_rows_are_kept_for_a_while_and_a_day_is_dropped_when_all_its_jobs_are(wo
         Job.objects.filter(pk=job.pk).update(rows_purged_at=later)
         cursor.execute("SELECT jobs_drop_partition('2020-01-01')")
         assert cursor.fetchone() == (True,)
+
+
+def test_rows_that_are_being_removed_run_no_more(world):
+    """Bodies go before items: one that was tried again meanwhile would have nothing to run."""
+    job = running(world.tenant, 3)
+    run_all(world, parked={2: "bad"})
+    assembly.begin(job.batch.pk, timezone.now())
+    assembly.assemble(job.batch.pk, timezone.now())
+    later = timezone.now() + timedelta(days=django_settings.JOB_ROW_DAYS, seconds=1)
+    with transaction.atomic():
+        list(Item.objects.filter(job_id=job.pk, line=1).select_for_update())
+        removing = threading.Thread(target=_purge, args=(later,))
+        removing.start()
+        until = time.monotonic() + 60
+        while ItemBody.objects.filter(job_id=job.pk).exists() and time.monotonic() < until:
+            time.sleep(0.02)
+        with pytest.raises(ValidationError, match="no longer kept"):
+            retry_parked(job_uuid=job.uuid, actor=ADA, now=later)
+    removing.join(60)
+    assert (Item.objects.count(), ItemBody.objects.count()) == (0, 0)
+
+
+def test_a_job_that_runs_again_keeps_its_rows(world):
+    job = running(world.tenant, 3)
+    run_all(world, parked={2: "bad"})
+    assembly.begin(job.batch.pk, timezone.now())
+    assembly.assemble(job.batch.pk, timezone.now())
+    ended = Job.objects.get(pk=job.pk)
+    assert retry_parked(job_uuid=job.uuid, actor=ADA, now=timezone.now()) == 1
+    assert not batch_sweep._purge(ended, timezone.now()), "it was due when the sweep read it"
+    assert Item.objects.count() == 3 and Job.objects.get().rows_purged_at is None
+
+
+def _purge(now) -> None:
+    try:
+        batch_sweep.purge_rows(now)
+    finally:
+        connection.close()
 
 
 def test_items_are_paged_by_line_and_by_state(world):

@@ -107,6 +107,10 @@ def test_a_deadline_moves_to_a_later_instant_only(client, world):
         (timezone.now() + timedelta(days=999)).isoformat(),
     ):
         assert post(client, path, {"deadline": text}).status_code == 400
+    answer = post(client, path, {"deadline": "06:00 Pacific/Kiritimati"})
+    assert (answer.status_code, list(answer.json()["errors"])) == (400, ["deadline"]), "before the present one"
+    sent = {"class": "bulk", "requests": [line(1)], "deadline": "06:00 UTC"}
+    assert post(client, JOBS, sent).json()["batch"]["metadata"]["deadline"] == "06:00 UTC"
     best = running(world.tenant, 1, best_effort="true")
     assert post(client, f"{JOBS}/{best.uuid}/extend-deadline", {"deadline": later}).status_code == 400
 

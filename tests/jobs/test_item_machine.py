@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 from django.utils import timezone
@@ -11,10 +12,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from controlplane.core.batch_items import FAILURES_MOST, ItemState
+from controlplane.core.batch_items import ATTEMPTS_MOST, FAILURES_MOST, ItemState
 from controlplane.core.reasons import Outcome
 from controlplane.exchange.database import close_pools
-from controlplane.jobs.item_sweep import sweep_items
+from controlplane.jobs.item_sweep import LAPSED_OFTEN, sweep_items
 from controlplane.jobs.models import Item, ItemHolder, ItemResult, Job
 from tests.jobs.batches import empty_items, running
 from tests.jobs.settling import bring, done, lease
@@ -132,3 +133,10 @@ def test_the_life_of_items(settings_files):
 @pytest.fixture
 def settings_files(settings, tmp_path):
     settings.JOB_STORAGE = str(tmp_path / "files")
+
+
+@pytest.mark.parametrize("page", ["on-call.md", "runbooks/parked.md"])
+def test_documents_quote_the_reason_of_lapsed_leases(page):
+    said = LAPSED_OFTEN.format(attempts=ATTEMPTS_MOST).partition(":")[0]
+    assert said in (Path(__file__).parents[2] / "docs" / page).read_text(encoding="utf-8")
+    assert f"lapsed {ATTEMPTS_MOST} times" in (Path(__file__).parents[2] / "docs" / "tenant.md").read_text("utf-8")

@@ -13,12 +13,14 @@ from django.utils import timezone
 from controlplane.audit.models import AuditEntry
 from controlplane.fleet.models import AgentLive, Slot
 from controlplane.flex.models import PoolSample
-from controlplane.jobs import assembly, batch_import
+from controlplane.jobs import assembly, batch_import, storage
 from controlplane.jobs.models import Batch, Job, JobProgress, StoredFile
-from controlplane.tenants.models import Tenant
+from controlplane.tenants import key_actions
+from controlplane.tenants.models import ApiKey, Tenant
 from tests import factories
+from tests.bodies import body_of
 from tests.jobs import page_scene
-from tests.jobs.batches import jsonl, line
+from tests.jobs.batches import ADA, jsonl, line
 from tests.jobs.page_scene import Scene, counted_job
 
 STAFF = ("admin", "finance", "oncall", "viewer")
@@ -97,6 +99,14 @@ def test_whatever_a_filter_says_is_answered(scene, people, name, value):
     assert people["viewer"].get(reverse("jobs"), {name: value}).status_code in (200, 400)
 
 
+@pytest.mark.parametrize("after", ["²", "٣", "-1", "", "2147483648", "0" * 12 + "9" * 30, "9" * 5_000])
+def test_what_is_no_line_is_told_so(scene, people, after):
+    page = people["viewer"].get(reverse("job", args=[scene.night.uuid]), {"after": after})
+    rest = people["viewer"].get(f"/api/v1/jobs/{scene.night.uuid}/items", {"after": after})
+    assert (page.status_code, rest.status_code) == (400, 400)
+    assert "Write the number of a line" in page.content.decode() and list(rest.json()["errors"]) == ["after"]
+
+
 def test_rows_are_renewed_alone_and_say_their_age(scene, people):
     page = text(people["viewer"].get(reverse("jobs"), headers={"hx-request": "true"}))
     assert page.lstrip().startswith('<tbody id="job-rows"') and "data-age=" in page and 'data-stale-after="35"' in page
@@ -144,6 +154,43 @@ def test_places_that_a_loop_of_its_own_keeps_taken_are_named(scene, people):
     assert "All its places are taken" not in silent and "<span data-value>—</span> of" in silent
 
 
+def test_what_holds_a_job_back_is_named(scene, people):
+    job, page = scene.night, reverse("job", args=[scene.night.uuid])
+    assert "Its items wait." not in text(people["viewer"].get(page))
+    key_actions.create_key(
+        tenant_id=job.tenant.pk, name="n", classes=["bulk"], default_class="bulk", actor=ADA, now=timezone.now()
+    )
+    key = ApiKey.objects.latest("pk")
+    Job.objects.filter(pk=job.pk).update(key=key)
+    for row, said in (
+        (job.tenant, "The tenant acme is suspended"),
+        (job.workload_class, "The class bulk is suspended"),
+        (key, "is revoked: cancel it"),
+    ):
+        kept = row.state
+        type(row).objects.filter(pk=row.pk).update(state="revoked" if row is key else "suspended")
+        assert said in text(people["viewer"].get(page))
+        type(row).objects.filter(pk=row.pk).update(state=kept)
+    assert "Its items wait." not in text(people["viewer"].get(page))
+
+
+def test_jobs_that_go_first_are_counted_for_staff_and_named_for_a_member(scene, people):
+    url, now = reverse("job", args=[scene.night.uuid]), timezone.now()
+    said = "Jobs with an earlier deadline go first"
+    assert said not in text(people["viewer"].get(url))
+    for hours in (-1, 1):
+        page_scene.counted_job(
+            scene.world, now, name=f"due {hours}", items=500, items_completed=80, has_items=True, day=scene.night.day,
+            deadline=scene.night.deadline + timedelta(hours=hours),
+        )  # fmt: skip
+    shown = text(people["viewer"].get(url))
+    assert f"{said}: <span data-value>1</span> with 420 items left" in shown, "the later one waits for this one"
+    own = text(people["tenant"].get(url))
+    assert said in own and "420 items left" not in own
+    Job.objects.filter(name="due -1").update(state=Job.State.CANCELLED)
+    assert said not in text(people["viewer"].get(url))
+
+
 def test_every_page_of_a_foreign_job_looks_like_none(scene, people):
     for name in ("job", "job-cancel", "job-retry", "job-extend"):
         answer = people["stranger"].get(reverse(name, args=[scene.night.uuid]))
@@ -155,7 +202,7 @@ def test_every_page_of_a_foreign_job_looks_like_none(scene, people):
     assert people["stranger"].get(upload).status_code == 404
 
 
-@pytest.mark.parametrize(("person", "statements"), [("viewer", 15), ("tenant", 8)])
+@pytest.mark.parametrize(("person", "statements"), [("viewer", 17), ("tenant", 9)])
 def test_a_job_is_read_in_a_known_number_of_statements(
     scene, people, person, statements, django_assert_max_num_queries
 ):
@@ -191,9 +238,9 @@ def test_results_and_errors_are_downloaded_and_staff_is_noted(scene, people, per
     job = ended(scene)
     results = people[person].get(reverse("job-file", args=[job.uuid, "results"]))
     errors = people[person].get(reverse("job-file", args=[job.uuid, "errors"]))
-    lines = b"".join(results).splitlines()
+    lines = body_of(results).splitlines()
     assert len(lines) == 38 and b'"doc-1"' in lines[0]
-    assert [part in body for body in [b"".join(errors)] for part in (b'"doc-3"', b'"doc-8"')] == [True, True]
+    assert [part in body for body in [body_of(errors)] for part in (b'"doc-3"', b'"doc-8"')] == [True, True]
     assert results["Content-Disposition"].startswith("attachment") and results["Cache-Control"] == "private, no-store"
     assert AuditEntry.objects.filter(action="file.download").count() == (0 if person == "tenant" else 2)
 
@@ -207,6 +254,17 @@ def test_a_file_that_is_not_there_says_why_and_is_404(scene, people):
     StoredFile.objects.update(expires_at=timezone.now() - timedelta(seconds=1))
     assert "no longer kept" in text(people["tenant"].get(url))
     assert people["tenant"].get(reverse("job-file", args=[job.uuid, "results"])).status_code == 404
+
+
+def test_a_lost_file_is_told_from_a_store_that_does_not_answer(scene, people, settings, tmp_path):
+    url = reverse("job-file", args=[ended(scene).uuid, "results"])
+    (tmp_path / "no-folder").touch()
+    settings.JOB_STORAGE = str(tmp_path / "no-folder" / "files")
+    away = people["tenant"].get(url)
+    assert (away.status_code, "the file is not lost" in away.content.decode()) == (503, True)
+    settings.JOB_STORAGE = str(tmp_path / "emptied")
+    lost = people["tenant"].get(url)
+    assert (lost.status_code, lost.content.decode()) == (404, storage.LOST)
 
 
 # ---- actions ----
@@ -356,8 +414,20 @@ def test_bad_lines_are_listed_with_their_numbers(scene, people):
     batch = handed_over(people["tenant"], jsonl([line(1), "not json", line(3, url="/v1/embeddings")]))
     page = text(people["tenant"].get(reverse("job-upload", args=[batch.uuid])))
     assert batch.state == "failed" and "Refused" in page
-    assert re.search(r'<th scope="row" class="num">2</th><td>The line is not a JSON object', page)
-    assert re.search(r'<th scope="row" class="num">3</th><td>This batch is for /v1/chat/completions', page)
+    assert re.search(r'<th scope="row" class="num">2</th><td class="full">The line is not a JSON object', page)
+    assert re.search(r'<th scope="row" class="num">3</th><td class="full">This batch is for /v1/chat/completions', page)
+
+
+def test_a_deadline_that_cannot_be_met_is_no_fault_of_a_line(scene, people):
+    soon = (timezone.now() + timedelta(seconds=100)).isoformat()
+    many = jsonl([line(n, body={"max_tokens": 2_000}) for n in range(1, 400)])
+    batch = handed_over(people["tenant"], many, deadline=soon)
+    assert (batch.state, batch.job.admission["verdict"]) == ("failed", "refused")
+    page = text(people["tenant"].get(reverse("job-upload", args=[batch.uuid])))
+    assert "The deadline cannot be met" in page and "Take it as best effort" in page and "Required, slots" in page
+    assert "Correct these lines" not in page and "1 line." not in page
+    of_job = text(people["tenant"].get(reverse("job", args=[batch.job.uuid])))
+    assert "Refused" in of_job and reverse("job-upload", args=[batch.uuid]) in of_job and "Waiting" not in of_job
 
 
 def test_what_is_wrong_with_the_order_stands_at_its_field_and_keeps_no_file(scene, people):
@@ -367,6 +437,7 @@ def test_what_is_wrong_with_the_order_stands_at_its_field_and_keeps_no_file(scen
     assert not StoredFile.objects.filter(filename="night.jsonl", deleted_at=None, purpose="batch", created_by="tenant")
     both = post_file(people["tenant"], jsonl([line(1)]), deadline="06:00 UTC", best_effort="on")
     assert "A best-effort batch has no deadline" in text(both)
+    assert [list(each.context["form"].errors) for each in (answer, both)] == [["deadline"], ["deadline"]]
 
 
 @pytest.mark.parametrize("content", [b"", b"\n \n"])
@@ -383,11 +454,27 @@ def test_a_file_over_the_forms_limit_is_sent_to_the_client(scene, people, monkey
 
 
 def test_staff_names_a_tenant_and_only_an_admin_may(scene, people):
+    before = Batch.objects.count()
     for person in ("finance", "oncall", "viewer"):
         assert post_file(people[person], jsonl([line(1)]), tenant="acme").status_code == 403
-    assert "Choose whose job it is." in text(post_file(people["admin"], jsonl([line(1)])))
+    assert "Write whose job it is." in text(post_file(people["admin"], jsonl([line(1)])))
+    assert "nobody is no tenant to choose" in text(post_file(people["admin"], jsonl([line(1)]), tenant="nobody"))
+    Tenant.objects.filter(slug="stranger").update(state="suspended")
+    assert "stranger is suspended" in text(post_file(people["admin"], jsonl([line(1)]), tenant="stranger"))
+    assert Batch.objects.count() == before
     batch = handed_over(people["admin"], jsonl([line(1)]), tenant="acme")
     assert (batch.tenant.slug, batch.created_by) == ("acme", "admin")
+
+
+def test_the_form_asks_for_a_tenant_by_suggestions_and_not_by_a_menu_of_all(
+    scene, people, django_assert_max_num_queries
+):
+    for number in range(40):
+        factories.tenant(f"many-{number:02}")
+    with django_assert_max_num_queries(9):
+        page = text(people["admin"].get(reverse("job-new")))
+    assert "many-25" in page and "many-35" not in page and "/tenant-names/" in page
+    assert "many-25" not in text(people["tenant"].get(reverse("job-new")))
 
 
 def test_a_member_cannot_name_another_tenant_and_a_suspended_one_hands_over_nothing(scene, people):

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
+import select
 import socket
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
 import openai
 import pytest
 from django.conf import settings as django_settings
+from django.db import IntegrityError, InterfaceError, OperationalError
+from django.test import Client
 from django.utils import timezone
 
-from controlplane.jobs import assembly, batch_import, batch_sweep, tasks
+from controlplane.jobs import assembly, batch_import, batch_sweep, tasks, upload_door
 from controlplane.jobs.models import Batch, ItemHolder, Job, StoredFile
+from controlplane.jobs.openai_api import openai_error
 from controlplane.tenants import key_actions
 from controlplane.tenants.models import ApiKey, Tenant
 from controlplane.usage.models import RollupDelta, UsageRecord
@@ -56,7 +62,7 @@ def secret(world):
 
 @pytest.fixture
 def client(server, secret):
-    return openai.OpenAI(api_key=secret, base_url=f"{server}/v1", max_retries=0, timeout=30)
+    return openai.OpenAI(api_key=secret, base_url=f"{server}/v1", max_retries=0, timeout=60)
 
 
 def upload(client, content: bytes, name="night.jsonl"):
@@ -114,6 +120,12 @@ def test_files_and_batches_are_listed_page_by_page_newest_first(client):
     assert [row.id for row in client.batches.list(limit=2)] == [row.id for row in reversed(batches)]
 
 
+@pytest.mark.parametrize("limit", ["²", "0", "-1", "", "101", "0000000010" + "0" * 30, "9" * 5_000])
+def test_a_limit_that_is_none_is_refused(world, secret, limit):
+    answer = Client(headers={"Authorization": f"Bearer {secret}"}).get("/v1/batches", {"limit": limit})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "limit")
+
+
 def test_a_file_whose_lines_cannot_be_run_fails_with_their_numbers(client):
     lines = [
         line(1), line(2, method="GET"), "not json", line(4, body={"model": "other"}), line(5, url="/v1/embeddings"),
@@ -152,7 +164,9 @@ def test_cancelling_ends_in_files_of_what_was_done(client, world):
     )  # fmt: skip
     imported(batch.id)
     run_all(world, only=[1, 2])
+    before = Job.objects.get().version
     assert client.batches.cancel(batch.id).status == "cancelling"
+    assert Job.objects.get().version > before, "who wrote what it was before is told by its ETag"
     tasks.sweep()
     row = Batch.objects.get()
     assembly.begin(row.pk, timezone.now())
@@ -231,7 +245,7 @@ def test_another_tenants_files_and_batches_do_not_exist(client, server, world):
     uploaded = upload(client, jsonl([line(1)]))
     batch = client.batches.create(input_file_id=uploaded.id, endpoint="/v1/chat/completions", completion_window="24h")
     stranger = factories.tenant("stranger", classes=["bulk"])
-    other = openai.OpenAI(api_key=issue(stranger), base_url=f"{server}/v1", max_retries=0, timeout=30)
+    other = openai.OpenAI(api_key=issue(stranger), base_url=f"{server}/v1", max_retries=0, timeout=60)
     for act in (
         lambda: other.files.retrieve(uploaded.id),
         lambda: other.files.content(uploaded.id),
@@ -249,7 +263,7 @@ def test_another_tenants_files_and_batches_do_not_exist(client, server, world):
 
 
 def test_bad_keys_and_suspended_tenants_are_told_so(client, server, world, secret):
-    nobody = openai.OpenAI(api_key="fb_nobody", base_url=f"{server}/v1", max_retries=0, timeout=30)
+    nobody = openai.OpenAI(api_key="fb_nobody", base_url=f"{server}/v1", max_retries=0, timeout=60)
     for act in (lambda: nobody.files.list(), lambda: upload(nobody, b"{}\n"), lambda: nobody.batches.list()):
         with pytest.raises(openai.AuthenticationError):
             act()
@@ -262,6 +276,18 @@ def test_bad_keys_and_suspended_tenants_are_told_so(client, server, world, secre
     ApiKey.objects.filter(tenant=world.tenant).update(expires_at=timezone.now())
     with pytest.raises(openai.AuthenticationError):
         client.files.list()
+
+
+def test_a_lost_file_is_told_from_a_store_that_does_not_answer(client, settings, tmp_path):
+    uploaded = upload(client, jsonl([line(1)]))
+    (tmp_path / "no-folder").touch()
+    settings.JOB_STORAGE = str(tmp_path / "no-folder" / "files")
+    with pytest.raises(openai.InternalServerError) as away:
+        client.files.content(uploaded.id)
+    settings.JOB_STORAGE = str(tmp_path / "emptied")
+    with pytest.raises(openai.NotFoundError) as lost:
+        client.files.content(uploaded.id)
+    assert (away.value.code, lost.value.code) == ("storage", "file_lost")
 
 
 def test_a_deleted_file_is_gone_and_its_bytes_are_erased(client):
@@ -291,7 +317,7 @@ def test_another_purpose_is_refused(client):
 
 def raw(address: str, request: bytes, *, breaks_off: bool = False) -> bytes:
     host, port = address.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=10) as connection:
+    with socket.create_connection((host, int(port)), timeout=60) as connection:
         connection.sendall(request)
         if breaks_off:
             connection.shutdown(socket.SHUT_WR)
@@ -322,12 +348,60 @@ def test_a_form_that_is_none_is_refused_and_publishes_nothing(server, secret, ki
     assert not StoredFile.objects.filter(ready_at__isnull=False).exists()
 
 
-def test_an_upload_that_breaks_off_is_never_seen(server, secret, client):
+def begun(secret: str) -> bytes:
+    """An upload until the first byte of its file, of many more."""
     head = b"POST /v1/files HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer " + secret.encode() + b"\r\n"
     head += b"Content-Type: multipart/form-data; boundary=xx\r\nContent-Length: 1000000\r\n\r\n"
-    part = b'--xx\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n' + b"x" * 300_000
-    raw(server, head + part, breaks_off=True)
-    deadline = time.monotonic() + 10
+    return head + b'--xx\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
+
+
+def test_a_tenant_has_half_of_the_places_for_uploads(server, secret, client, world):
+    other = factories.tenant("beta", classes=["bulk"])
+    host, port = server.removeprefix("http://").split(":")
+    with contextlib.ExitStack() as stack:
+        for number in range(1, upload_door.UPLOADS_OF_TENANT_MOST + 1):
+            slow = stack.enter_context(socket.create_connection((host, int(port)), timeout=60))
+            slow.sendall(begun(secret))
+            assert eventually(lambda number=number: StoredFile.objects.count() == number)
+        with pytest.raises(openai.RateLimitError) as refused:
+            upload(client, jsonl([line(1)]))
+        assert refused.value.code == "too_many_uploads" and "4 uploads of acme run already" in str(refused.value)
+        theirs = openai.OpenAI(api_key=issue(other), base_url=f"{server}/v1", max_retries=0, timeout=60)
+        assert upload(theirs, jsonl([line(1)])).filename == "night.jsonl"
+    assert eventually(lambda: takes(client)), "whoever leaves gives the place back"
+
+
+def takes(client) -> bool:
+    with contextlib.suppress(openai.RateLimitError):
+        return bool(upload(client, jsonl([line(1)])).id)
+    return False
+
+
+def eventually(holds: Callable[[], bool]) -> bool:
+    until = time.monotonic() + 60
+    while not holds() and time.monotonic() < until:
+        time.sleep(0.05)
+    return holds()
+
+
+def test_an_upload_of_a_byte_now_and_then_loses_its_place(server, secret, monkeypatch):
+    monkeypatch.setattr(upload_door, "STALL_S", 1.0)
+    host, port = server.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=60) as connection:
+        connection.sendall(begun(secret))
+        readable: list = []
+        until = time.monotonic() + 60
+        while not readable and time.monotonic() < until:
+            connection.sendall(b"x")
+            readable = select.select([connection], [], [], 0.2)[0]
+        answer = connection.recv(65_536) if readable else b"none"
+    assert answer.startswith(b"HTTP/1.1 408"), answer[:300]
+    assert not StoredFile.objects.filter(ready_at__isnull=False).exists()
+
+
+def test_an_upload_that_breaks_off_is_never_seen(server, secret, client):
+    raw(server, begun(secret) + b"x" * 300_000, breaks_off=True)
+    deadline = time.monotonic() + 60
     while not StoredFile.objects.exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not list(client.files.list())
@@ -355,3 +429,11 @@ def test_reading_a_stored_result_again_is_no_usage(client, world):
         assert client.files.content(batch.output_file_id).read() == first
         assert client.batches.retrieve(batch.id).output_file_id == batch.output_file_id
     assert paid() == before
+
+
+@pytest.mark.parametrize("away", [OperationalError("the database system is starting up"), InterfaceError("closed")])
+def test_while_the_database_is_away_clients_are_told_to_try_again(away):
+    answer = openai_error(away, {})
+    assert (answer.status_code, answer.data["error"]["code"]) == (503, "busy")
+    with pytest.raises(IntegrityError):
+        openai_error(IntegrityError("a fault of ours"), {})

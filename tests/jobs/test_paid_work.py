@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import psycopg
 import pytest
@@ -14,10 +14,12 @@ from django.utils import timezone
 
 from controlplane.budgets.models import Budget, BudgetWindow, Lease
 from controlplane.exchange.database import close_pools, connection
+from controlplane.fleet.models import SlotInterval
 from controlplane.flex import telemetry
 from controlplane.flex.leadership import Shard
-from controlplane.jobs import queries
+from controlplane.jobs import effects, queries
 from controlplane.jobs.job_money import shortage_of
+from controlplane.jobs.listing import slack_at_deadlines
 from controlplane.jobs.models import Job
 from controlplane.jobs.paid_work import item_bound_nanos, payable
 from controlplane.ledger.models import RateCard
@@ -54,7 +56,7 @@ def due(job: Job, hours: int) -> Job:
 def backlog_items(world) -> dict[int, float]:
     """Job -> items of its that count, by the page's arithmetic; the controller's must be the same."""
     now = timezone.now()
-    pairs = queries.backlog_jobs(world.pool.pk, now)
+    pairs = queries.backlog_jobs([world.pool.pk], now)
     read = telemetry.read(Shard(), now).pools[world.pool.pk].jobs
     assert sorted(us for _, us in pairs) == sorted(job.remaining_gpu_us for job in read)
     return {job.pk: us / queries.estimate_of(job, job.pool).gpu_us_per_item for job, us in pairs}
@@ -85,6 +87,51 @@ def test_what_a_window_has_left_pays_for_the_first_deadline_only(world):
     late, soon = due(running(world.tenant, ITEMS), 5), due(running(world.tenant, ITEMS), 1)
     hard_budget(world.tenant, (ITEMS + 3) * item_bound_nanos(late))
     assert backlog_items(world) == {soon.pk: ITEMS, late.pk: 3}
+
+
+def test_money_of_a_tenant_pays_once_for_its_jobs_in_two_pools(world):
+    here, there = due(running(world.tenant, ITEMS), 2), due(running(world.tenant, ITEMS), 1)
+    other = factories.pool("other", model=world.pool.model.name)
+    Job.objects.filter(pk=there.pk).update(pool=other)
+    hard_budget(world.tenant, (ITEMS + 3) * item_bound_nanos(here))
+    now = timezone.now()
+
+    def items(pool, job) -> float:
+        ((_, us),) = queries.backlog_jobs([pool.pk], now)
+        return us / queries.estimate_of(job, job.pool).gpu_us_per_item
+
+    assert (items(other, there), items(world.pool, here)) == (ITEMS, 3), "as of both pools together"
+    both = queries.backlog_jobs([world.pool.pk, other.pk], now)
+    assert {job.pk: us / queries.estimate_of(job, job.pool).gpu_us_per_item for job, us in both} == {
+        there.pk: ITEMS, here.pk: 3,
+    }  # fmt: skip
+    assert queries.pool_slack(world.pool, now).backlog_us == 3 * queries.estimate_of(here, world.pool).gpu_us_per_item
+
+
+def test_effects_of_actions_and_slack_at_deadlines_count_what_is_paid_for(world):
+    """Else another job's unpaid work would look like a deadline in danger, and more time like less slack."""
+    unpaid, paid = due(running(world.tenant, ITEMS), 1), due(running(world.tenant, 10), 2)
+    hard_budget(world.tenant, 8 * item_bound_nanos(unpaid))
+    slot = factories.slot(world.pool, "floor", "batch")
+    SlotInterval.objects.create(slot=slot, state="home", started_at=factories.NOW)
+    now = timezone.now()
+
+    def slots(items: float, deadline: datetime) -> float:
+        work_us = items * queries.estimate_of(unpaid, unpaid.pool).gpu_us_per_item
+        return pytest.approx(work_us / ((deadline - now) / timedelta(microseconds=1)), rel=0.01)
+
+    listed = slack_at_deadlines([unpaid, paid], now)
+    assert [1 - listed[job.pk] for job in (unpaid, paid)] == [
+        slots(8, unpaid.deadline), slots(8, paid.deadline),
+    ]  # fmt: skip
+    later = effects.of_extension(unpaid, unpaid.deadline + 5 * HOUR, now)
+    assert later.before.required == slots(8, unpaid.deadline)
+    assert later.after.required == slots(8, paid.deadline), "its money goes to the job that is now due first"
+    Job.objects.filter(pk=unpaid.pk).update(items_parked=20, items_completed=19)
+    unpaid.refresh_from_db()
+    again = effects.of_retry(unpaid, now)
+    assert (again.items, again.own_after.required) == (20, slots(8, unpaid.deadline))
+    assert effects.of_cancel(unpaid, now).after.required == slots(8, paid.deadline)
 
 
 def test_the_budget_of_an_ancestor_counts_too(world):

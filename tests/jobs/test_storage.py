@@ -16,6 +16,7 @@ from moto.server import ThreadedMotoServer
 from controlplane.jobs import assembly, batch_import, storage
 from controlplane.jobs.storage import StorageError, Writing
 from tests import factories
+from tests.bodies import body_of
 from tests.jobs.batches import empty_items, jsonl, line, submit
 from tests.jobs.settling import run_all
 from tests.world import build_world
@@ -149,9 +150,9 @@ def test_a_batch_goes_through_the_store_and_over_a_time_in_which_it_is_away(s3):
 
     viewer = factories.person("viewer")
     url = f"/jobs/{batch.job.uuid}/files/results/"
-    assert b"".join(viewer.get(url)) == content
+    assert body_of(viewer.get(url)) == content
     s3.server.stop()
     refused = viewer.get(url)
     assert refused.status_code == 503 and "is not lost" in refused.content.decode()
     s3.server.start()
-    assert b"".join(viewer.get(url)) == content
+    assert body_of(viewer.get(url)) == content

@@ -87,7 +87,7 @@ def test_an_admin_cancels_with_a_reason(make, people):
     assert Job.objects.get().state == "cancelled"
 
 
-@pytest.mark.parametrize(("person", "statements"), [("viewer", 12), ("tenant", 7)])
+@pytest.mark.parametrize(("person", "statements"), [("viewer", 13), ("tenant", 7)])
 def test_the_list_needs_as_many_statements_for_one_as_for_twenty(
     make, people, django_assert_num_queries, person, statements
 ):

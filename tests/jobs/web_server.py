@@ -24,7 +24,7 @@ def serving() -> Iterator[str]:
     server = uvicorn.Server(uvicorn.Config(door, host="127.0.0.1", port=port, log_level="warning", lifespan="off"))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not server.started:
         assert time.monotonic() < deadline, "the server did not start"
         time.sleep(0.02)
@@ -32,5 +32,5 @@ def serving() -> Iterator[str]:
         yield f"http://127.0.0.1:{port}"
     finally:
         server.should_exit = True
-        thread.join(20)
+        thread.join(60)
         door._threads.shutdown()

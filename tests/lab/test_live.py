@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from math import ceil, log, log2
 from pathlib import Path
 from random import Random
 
@@ -15,7 +16,7 @@ from controlplane.core.reasons import Outcome
 from controlplane.lab.arguments import read_model
 from controlplane.lab.calibration import FEW, calibrated
 from controlplane.lab.kinds import parsed
-from controlplane.lab.live import add_arguments, live, machine, measured, text
+from controlplane.lab.live import add_arguments, climb, live, machine, measured, text
 from controlplane.lab.live_load import BATCH, COMPLETED, INTERACTIVE, Seen, read_lines
 from tests.agent import real_engine, worlds
 from tests.agent.conftest import make_agent, pytest_asyncio_loop_factories
@@ -67,6 +68,7 @@ async def test_three_stages_at_an_agent_with_simulated_gpus(make_agent, tmp_path
     answer = await measured(options)
     assert set(answer["stages"]) == {"interactive alone", "batch alone", "both"}
     assert answer["highest_rate_met"] == 1.0 and [row["met"] for row in answer["rates"]] == [True, True]
+    assert answer["lowest_rate_missed"] is None and all(row["ttft_ms"]["p50"] for row in answer["rates"])
     raw = read_lines((tmp_path / "raw.jsonl").read_bytes())
     assert len(raw) == answer["requests"] and {one.kind for one in raw} == {INTERACTIVE, BATCH}
     warm = [one for one in raw if one.stage == "interactive alone, 1 times" and one.sent_us < 400_000]
@@ -94,7 +96,42 @@ async def test_three_stages_at_an_agent_with_simulated_gpus(make_agent, tmp_path
     on = answer["machine"]
     assert on["cores"] >= 1 and on["python"] and on["flexband"] and on["cpu"]
     said = text(answer)
+    assert "highest rate that met the objective: 1 times; none that was tried missed" in said
     assert "measured over HTTP" in said and "--service base_ms=" in said and "raw results of" in said
+
+
+@pytest.mark.parametrize(
+    ("holds_to", "rates", "precision", "low", "high"),
+    [
+        (2.7, [1.0, 2.0, 4.0], 0.05, 2.0, 4.0),
+        (1.0, [1.0, 8.0], 0.5, 1.0, 8.0),
+        (3.99, [4.0], 0.1, None, 4.0),
+        (9.0, [1.0, 4.0], 0.1, 4.0, None),
+        (2.0, [4.0, 1.0], 0.1, None, 4.0),
+        (2.0, [2.0, 2.01], 0.1, 2.0, 2.01),
+    ],
+)
+async def test_between_the_last_rate_that_met_and_the_first_that_missed_the_gap_is_halved(
+    holds_to, rates, precision, low, high
+):
+    tried = []
+
+    async def probe(rate: float) -> dict:
+        tried.append(rate)
+        return {"met": rate <= holds_to, "attained": 1.0 if rate <= holds_to else 0.5}
+
+    found = await climb(rates, precision, probe)
+    assert [row["rate"] for row in found.rows] == tried
+    assert all(row["met"] == (row["rate"] <= holds_to) and row["attained"] for row in found.rows)
+    rungs = [row["rate"] for row in found.rows if not row["halved"]]
+    assert rungs == rates[: len(rungs)] and all(low < row["rate"] < high for row in found.rows if row["halved"])
+    if low is None or high is None:
+        assert (found.highest_met, found.lowest_missed) == (low, high) and len(found.rows) == len(rungs)
+        return
+    assert low <= found.highest_met <= holds_to < found.lowest_missed <= high
+    assert found.lowest_missed <= found.highest_met * (1 + precision)
+    # Not more stages than it takes: one before the last, the gap was too wide.
+    assert len(tried) - len(rungs) == max(0, ceil(log2(log(high / low) / log(1 + precision))))
 
 
 async def test_refusals_are_counted_apart_from_what_broke(make_agent, tmp_path, keys):
@@ -120,7 +157,7 @@ def test_what_cannot_be_measured_says_why(tmp_path, monkeypatch):
     monkeypatch.setenv("FLEXBAND_KEY", "fb_x")
     with pytest.raises(OSError, match="no agent answers"):
         live(parsed(add_arguments, "live", base))
-    for wrong in ("--seconds=0", "--target=0", "--at-once=0", "--rates=-1"):
+    for wrong in ("--seconds=0", "--target=0", "--at-once=0", "--rates=-1", "--precision=0", "--precision=nan"):
         with pytest.raises(ValueError):
             live(parsed(add_arguments, "live", [*base, wrong]))
 

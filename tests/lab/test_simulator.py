@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from controlplane.lab.calls import NOT_ENDED, Columns
 from controlplane.lab.policies import bands, document_of
 from controlplane.lab.service import Constants
-from controlplane.lab.simulator import Simulator
+from controlplane.lab.simulator import START_US, Simulator
 from controlplane.lab.workload import Workload
 from controlplane.wire.policy import SizeBounds
 from tests.lab.agent_driver import code_names, drive, drive_loop, simulate, with_ids
@@ -168,6 +168,30 @@ def test_the_same_inputs_give_the_same_bytes():
     second.run()
     for name in Columns.__slots__:
         assert getattr(first.columns, name).tobytes() == getattr(second.columns, name).tobytes()
+
+
+def test_what_was_closed_early_moves_the_clock_no_more():
+    document = policy(interactive={"stage_timeout_s": 1})
+    lab = Simulator(document, workload(7, 1, 75.0, batch=0.0), Constants(9_000_000, 0, 0))
+    lab.run()
+    assert code_names([lab.columns.code[0]]) == {"stage_timeout": 1}
+    assert lab.now_us() == lab.columns.ended_us[0] < lab.columns.started_us[0] + 2_000_000
+
+
+def test_columns_that_are_asked_for_again_tell_of_who_has_come_since_and_waits():
+    lab = Simulator(policy(), workload(7, 900, 75.0), SERVICE)
+    waiting = []
+
+    def look() -> None:
+        columns = lab.columns
+        rows = [call.row for call in lab.calls.values() if not call.run]
+        waiting.extend(rows)
+        assert all(0 <= columns.arrived_us[row] <= lab.now_us() for row in rows)
+
+    for at_us in range(START_US, START_US + 10_000_000, 20_000):
+        lab.at(at_us, look)
+    lab.run()
+    assert waiting
 
 
 def test_every_request_ends_and_every_slots_shares_add_up():

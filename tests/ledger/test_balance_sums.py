@@ -71,7 +71,7 @@ def test_postings_and_folds_at_the_same_time_lose_nothing_and_count_nothing_twic
 
     def work(action):
         try:
-            barrier.wait(5)
+            barrier.wait(60)
             action()
         except Exception as error:
             failed.append(error)
@@ -115,7 +115,7 @@ def test_a_posting_that_commits_late_is_not_folded_over():
             with transaction.atomic():
                 put("slow", "a", 5)
                 posted.set()
-                release.wait(20)
+                release.wait(60)
         finally:
             connection.close()
 
@@ -127,13 +127,13 @@ def test_a_posting_that_commits_late_is_not_folded_over():
 
     poster, folder = threading.Thread(target=slow), threading.Thread(target=fold)
     poster.start()
-    assert posted.wait(20)
+    assert posted.wait(60)
     put("fast", "b", 7)  # a higher number, committed first
     folder.start()
     folder.join(0.5)
     release.set()
     for thread in (poster, folder):
-        thread.join(20)
+        thread.join(60)
     fold_balances(NOW)
     assert balances() == {"tenant:a:chat:direct": 6, "tenant:b:chat:direct": 8, "fleet:p": -14}
     assert balances() == added_up()

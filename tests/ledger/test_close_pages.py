@@ -1,5 +1,8 @@
 """Pages of the month's end: they render in every state, refuse with the input kept, and two people book a residual."""
 
+import re
+from datetime import timedelta
+
 import pytest
 from django.utils import timezone
 
@@ -8,6 +11,7 @@ from controlplane.ledger.models import ExportJob, LedgerEvent, Period, PlannedEx
 from tests import factories
 from tests.ledger.fleet_rows import make_fleet
 from tests.ledger.test_bridge import OCTOBER, lines_of, month, sku, take
+from tests.ledger.test_pages import roll_up
 
 BRIDGE = "/finance/reconciliation/?period=2026-10"
 
@@ -104,6 +108,33 @@ def test_a_period_is_closed_and_reopened_on_its_page(fin):
     assert fin.get("/finance/periods/2026-10/export/pdf/").status_code == 404
     fin.post("/finance/periods/2026-10/", {"reopen": "1", "reason": "a correction"})
     assert Period.objects.get().state == "open" and "a correction" in text_of(fin.get("/finance/periods/2026-10/"))
+
+
+def test_requests_without_a_rate_card_are_listed_by_tenant_class_and_model_with_their_statement(fin, fleet):
+    address = "/finance/periods/2026-10/"
+    assert "#unpriced" not in text_of(fin.get(address))
+    at = OCTOBER + timedelta(days=9)
+    for hour, (tenant, requests) in enumerate((("a", 4), ("b", 1_700), ("a", 5))):
+        roll_up(fleet, tenant, "chat", at=at + timedelta(hours=hour), requests=requests, nanos=(0, 0, 0, 0))
+    text = text_of(fin.get(address))
+    assert "1,709 requests" in text and 'href="#unpriced"' in text and 'id="unpriced"' in text
+    rows = re.findall(
+        r"""<a href="(/finance/statements/\w/)\?period=2026-10">(\w)</a></th><td>(\w+)</td><td>([\w-]+)</td>"""
+        r"""<td class="num">([\d,]+)</td>""",
+        text,
+    )
+    assert rows == [
+        ("/finance/statements/b/", "b", "chat", "llama-70b", "1,700"),
+        ("/finance/statements/a/", "a", "chat", "llama-70b", "9"),
+    ]
+    assert "without a rate card in force" in text_of(fin.get("/finance/statements/b/?period=2026-10"))
+    (check,) = [
+        check for check in fin.get("/api/v1/periods/2026-10/").json()["checks"] if check["name"] == "unpriced_requests"
+    ]
+    assert [(use["tenant"], use["workload_class"], use["requests"]) for use in check["unpriced"]] == [
+        ("b", "chat", 1_700),
+        ("a", "chat", 9),
+    ]
 
 
 def test_only_finance_and_admins_close_and_book(fleet):

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from django.core.exceptions import ValidationError
+from django.core.management import call_command
 from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 
@@ -22,6 +23,8 @@ from controlplane.ledger.reconciliation import reconcile, to_json
 from tests import factories
 from tests.ledger.fleet_rows import make_fleet
 from tests.ledger.test_bridge import HEADER, OCTOBER, lines_of, month, sku
+from tests.ledger.test_invoice_api import post
+from tests.ledger.test_invoice_pages import text_of, upload
 
 FIN = Actor(id=None, name="fin", role="finance")
 BOSS = Actor(id=None, name="boss", role="finance")
@@ -80,6 +83,24 @@ def test_a_late_invoice_opens_its_variance_in_the_next_open_month(closed):
     # nothing of November's own bridge has October's invoice in it
     assert found.bridge.invoice_nanos == 3 * 10**9 and found.bridge.closes
     assert dict(PeriodExport.objects.values_list("file_name", "sha256")) == kept
+
+
+def test_page_command_and_rest_say_where_it_lands_and_how_to_have_it_in_its_own_month(closed, tmp_path, capsys):
+    fin = factories.person("finance", name="fin")
+    address = upload(fin, lines_of())
+    text = text_of(fin.get(address))
+    assert "<b>2026-10 is closed.</b>" in text and "checklist of 2026-11" in text
+    assert '<a href="/finance/periods/2026-10/">reopen the month</a>' in text
+    path = tmp_path / "ng.csv"
+    path.write_text(lines_of())
+    call_command("import_invoice", str(path), "--period", "2026-10")
+    said = capsys.readouterr().out
+    assert "2026-10 is closed and stays as it is: book the variance in 2026-11, or reopen 2026-10" in said
+    rest = post(fin, lines_of())
+    assert (rest.status_code, rest.json()["repeated"], rest.json()["late_in"]) == (200, True, "2026-11")
+    path.write_text(OWN)
+    call_command("import_invoice", str(path), "--period", "2026-11")
+    assert "is closed" not in capsys.readouterr().out
 
 
 def test_a_list_of_invoices_says_of_each_where_it_lands_by_one_question(closed, django_assert_max_num_queries):
@@ -148,7 +169,7 @@ def test_an_import_beside_a_closing_is_in_it_or_late():
             with transaction.atomic():
                 hold_posting()
                 held.set()
-                release.wait(20)
+                release.wait(60)
                 Period.objects.create(name="2026-10", state="closed", version=1)
         finally:
             connection.close()
@@ -161,13 +182,13 @@ def test_an_import_beside_a_closing_is_in_it_or_late():
 
     threads = [threading.Thread(target=close), threading.Thread(target=import_one)]
     threads[0].start()
-    assert held.wait(20)
+    assert held.wait(60)
     threads[1].start()
     time.sleep(0.5)
     assert not taken, "it waits for the closing that did not see it"
     release.set()
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
     assert Invoice.objects.get(pk=taken[0]).missed_by == 1
 
 

@@ -16,10 +16,10 @@ from controlplane.core.period import day_windows, load_zone, parse_period, to_us
 from controlplane.ledger.attribution import attribute
 from controlplane.ledger.models import AttributionInterval, AttributionLine, RateCard
 from controlplane.ledger.pages import headline, pivot, statement, time_table
-from controlplane.ledger.queries import Charge, CostRow, checks, cost_rows
+from controlplane.ledger.queries import Charge, CostRow, checks, cost_rows, day_costs, span_costs
 from controlplane.ledger.ranges import around, read_range
 from controlplane.ledger.rates import add_rate_card
-from controlplane.tenants.models import Installation
+from controlplane.tenants.models import Installation, Tenant
 from controlplane.usage.models import RollupDay, RollupDelta, RollupQuarter
 from controlplane.usage.rollups import billing_zone, local_day
 from tests import factories
@@ -150,6 +150,32 @@ def test_statements_add_sums_of_rounded_charges_with_open_ones(finance):
     assert response.context["total"] == "16.26"
 
 
+def test_statements_are_paged_searched_and_still_add_up(example, finance):
+    for number in range(60):
+        row = factories.tenant(f"x{number:02}", name=f"Extra {number}")
+        example.tenants[row.slug] = row
+        roll_up(example, row.slug, "chat", nanos=(3_333_333 + number, 0, 0, 0))
+    seen, cents, cursor = [], 0, ""
+    while True:
+        response = page(finance, f"/finance/statements/?{DAY}&cursor={cursor}")
+        rows = response.context["rows"]
+        seen += [row["tenant"].slug for row in rows]
+        cents += sum(_cents(row["charges"]) for row in rows)
+        if not (cursor := response.context["page"].next_cursor):
+            break
+        assert len(rows) == 50
+    everybody = Tenant.objects.count()
+    assert len(seen) == len(set(seen)) == everybody == response.context["tenants"]
+    assert seen[:5] == ["a", "b", "c", "x59", "x58"], "most first"
+    assert cents == _cents(response.context["total"])
+    found = page(finance, f"/finance/statements/?{DAY}&q=extra+7")
+    assert [row["tenant"].slug for row in found.context["rows"]] == ["x07"]
+    assert found.context["total"] == response.context["total"], "the sum is that of all"
+    assert 'name="period" value="2026-11-20"' in found.content.decode()
+    assert "No tenant matches" in page(finance, f"/finance/statements/?{DAY}&q=nobody").content.decode()
+    assert finance.get(f"/finance/statements/?{DAY}&cursor=x").status_code == 400
+
+
 def test_a_statement_names_the_versions_of_its_rates(example):
     card = RateCard.objects.create(
         class_slug="chat", model=example.pool.model, effective_from=HOUR, prompt_nanos_per_mtok=1_400_000_000,
@@ -236,7 +262,7 @@ def test_reports_carry_the_same_sums(finance):
     ("address", "most"),
     [
         (f"/finance/?{DAY}", 16),
-        (f"/finance/?{DAY}&tenant=a&class=chat&pool=chat-70b", 17),
+        (f"/finance/?{DAY}&tenant=a&class=chat&pool=chat-70b", 18),
         (f"/finance/statements/?{DAY}", 14),
         (f"/finance/statements/a/?{DAY}", 14),
         ("/finance/ledger/", 9),
@@ -247,6 +273,36 @@ def test_pages_take_a_fixed_number_of_statements(finance, django_assert_max_num_
     attribute(fleet.pool, HOUR, HOUR + timedelta(hours=6), HOUR + timedelta(hours=8))
     with django_assert_max_num_queries(most):
         page(finance, address)
+
+
+def assert_same_sums(rows, days):
+    """What a page of a span reads in place of every day's rows adds up to the same."""
+    whole: dict[tuple[str, ...], list[int]] = {}
+    for row in rows:
+        sums = whole.setdefault((row.pool, row.tenant, row.class_, row.line), [0, 0])
+        sums[0], sums[1] = sums[0] + row.slot_us, sums[1] + (row.nanos or 0)
+    assert whole and whole == {
+        (row.pool, row.tenant, row.class_, row.line): [row.slot_us, row.nanos or 0] for row in span_costs(days)
+    }
+    for apart in ([], ["a"], ["a", "b", "platform"]):
+        cells: dict[tuple[str, str, str], int] = {}
+        for row in rows:
+            key = row.day, row.tenant if row.tenant in apart else "", row.line
+            cells[key] = cells.get(key, 0) + (row.nanos or 0)
+        assert cells == {(day, tenant, line): nanos for day, tenant, line, nanos in day_costs(days, apart)}
+
+
+def test_sums_of_a_span_are_those_of_its_days(example):
+    """Of several tenants, classes and lines, with hours that had no rate."""
+    zone = load_zone(Installation.objects.get().billing_zone)
+    span = window_of(AttributionInterval.objects.order_by("starts_at"))
+    AttributionLine.objects.filter(interval=AttributionInterval.objects.first()).update(amount_nanos=None)
+    days = day_windows(zone, *span)
+    assert_same_sums(cost_rows(days), days)
+
+
+def window_of(intervals):
+    return intervals.first().starts_at - timedelta(days=2), intervals.last().ends_at + timedelta(days=2)
 
 
 def test_months_are_their_days_in_the_billing_zone(db):
@@ -260,6 +316,7 @@ def test_months_are_their_days_in_the_billing_zone(db):
         days = day_windows(load_zone(zone), month.start, month.end)
         rows = cost_rows(days)
         assert sum(row.nanos for row in rows) == checks(month).intervals_nanos
+        assert_same_sums(rows, days)
         for day in days:
             same = [row for row in rows if row.day == day.label]
             assert sum(row.nanos for row in same) == checks(day).intervals_nanos

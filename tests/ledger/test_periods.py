@@ -1,5 +1,6 @@
 """Closing a month: what is checked, what is kept for ever, and where everything goes that comes afterwards."""
 
+import hashlib
 import json
 import threading
 import uuid
@@ -16,9 +17,18 @@ from controlplane.fleet.models import SlotTenure
 from controlplane.ledger import proposals, rates
 from controlplane.ledger.attribution import attribute
 from controlplane.ledger.charging import post_charges
-from controlplane.ledger.closing_checks import checklist
+from controlplane.ledger.closing_checks import UnpricedUse, checklist
+from controlplane.ledger.export_files import FORMATS
 from controlplane.ledger.exports import export_file
-from controlplane.ledger.models import LedgerEvent, Period, PeriodExport, PeriodVersion, PoolSku, StatementIssue
+from controlplane.ledger.models import (
+    AttributionInterval,
+    LedgerEvent,
+    Period,
+    PeriodExport,
+    PeriodVersion,
+    PoolSku,
+    StatementIssue,
+)
 from controlplane.ledger.periods import close_period, reopen_period, settle_closed, verify_exports
 from controlplane.ledger.posting import PostingLine, balances, fleet_account, owner_account, post, trial_balance
 from controlplane.ledger.reconciliation import month_window
@@ -128,10 +138,14 @@ def test_requests_without_a_rate_card_keep_a_month_from_closing_without_a_reason
     found = {check.name: check for check in checklist(MONTH, now=HOUR + timedelta(minutes=1)).checks}
     check = found["unpriced_requests"]
     assert (check.state, check.word) == ("unknown", "9 requests")
-    assert "bulk on llama-70b and 1 more" in check.text
+    assert "chat on llama-70b of b and 1 more" in check.text
+    assert check.unpriced == (UnpricedUse("b", "chat", "llama-70b", 7), UnpricedUse("b", "bulk", "llama-70b", 2))
     with pytest.raises(ValidationError, match="unpriced requests"):
         close()
-    assert close(reason="a trial, given away").version.version == 1
+    version = close(reason="a trial, given away").version
+    assert version.version == 1
+    (kept,) = [check["unpriced"] for check in version.checklist if check["name"] == "unpriced_requests"]
+    assert kept[0] == {"tenant": "b", "workload_class": "chat", "model": "llama-70b", "requests": 7}
 
 
 def copied(ended_at, nanos):
@@ -209,7 +223,7 @@ def test_what_is_posted_while_a_month_closes_is_in_its_snapshot_or_in_the_next_m
 
     def poster(name):
         try:
-            barrier.wait(5)
+            barrier.wait(60)
             for number in range(40):
                 post(
                     f"race:{name}:{number}", "variance",
@@ -224,7 +238,7 @@ def test_what_is_posted_while_a_month_closes_is_in_its_snapshot_or_in_the_next_m
     threads = [threading.Thread(target=poster, args=(name,)) for name in ("x", "y")]
     for thread in threads:
         thread.start()
-    barrier.wait(5)
+    barrier.wait(60)
     done = close(reason="while posting")
     for thread in threads:
         thread.join(60)
@@ -285,6 +299,30 @@ def test_a_price_change_never_moves_a_closed_month(fleet):
     hashed = [export_file(MONTH, "csv").content for _ in range(2)]
     assert hashed[0] == hashed[1] == before["costs-2026-11-v1.csv"][1]
     assert set(verify_exports(MONTH).values()) == {True}
+
+
+def test_files_of_a_month_have_the_same_digests_before_and_after_prices_changed(fleet):
+    """Those that were kept, and those that are made anew of what is stored: each price belongs to its time."""
+
+    def made():
+        return {format: hashlib.sha256(export_file(MONTH, format).content).hexdigest() for format in FORMATS}
+
+    as_open = made()
+    close(reason="fine")
+    kept = made()
+    start = {"effective_from": datetime(2026, 12, 1, tzinfo=UTC), "now": NOW, "actor": FIN, "reason": "dearer"}
+    rates.add_cost_rate(pool_slug="chat-70b", nanos_per_slot_hour=9_000_000_000, **start)
+    for class_ in ("chat", "bulk"):
+        prices = {"prompt_nanos_per_mtok": 7 * 10**9, "output_nanos_per_mtok": 9 * 10**9}
+        rates.add_rate_card(class_slug=class_, model="llama-70b", values=prices, **start)
+    assert made() == kept and set(verify_exports(MONTH).values()) == {True}
+    reopen_period(MONTH, actor=BOSS, now=NOW, reason="to look at it again")
+    AttributionInterval.objects.update(input_digest="")
+    attribute(fleet.pool, HOUR, HOUR + ONE_HOUR, NOW)
+    assert made() == as_open
+    close(reason="fine")
+    files = exported()
+    assert files["costs-2026-11-v2.csv"] == files["costs-2026-11-v1.csv"] and len(files) == 2 * len(FORMATS)
 
 
 def test_a_month_is_reopened_with_a_reason_and_closed_as_a_new_version(fleet):

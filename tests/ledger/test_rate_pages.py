@@ -111,6 +111,30 @@ def test_the_page_needs_as_many_statements_for_one_as_for_six(card, people, djan
         viewer.get(reverse("rates"))
 
 
+def test_rates_are_searched_ordered_and_exported_as_shown(card, people):
+    for number in range(3):
+        factories.pool(f"pool-{number}", model=f"model-{number}", gpu_type="A100")
+    rates.add_cost_rate(pool_slug="pool-1", nanos_per_slot_hour=1, actor=FIN, now=timezone.now(), reason="r")
+    client, address = people["viewer"], reverse("rates")
+
+    def shown(**asked):
+        context = client.get(address, asked).context
+        return [line.pool.slug for line in context["costs"]], [line.model.name for line in context["cards"]]
+
+    assert shown()[0] == ["chat", "pool-0", "pool-2", "pool-1"], "what has no rate is first"
+    assert shown(sort="name")[0] == ["chat", "pool-0", "pool-1", "pool-2"]
+    assert shown(sort="newest")[0][0] == "pool-1"
+    assert shown(sort="newest")[1][0] == "llama-70b"
+    assert shown(q="A100")[0] == ["pool-0", "pool-2", "pool-1"]
+    assert shown(q="MODEL-2") == ([], ["model-2"])
+    assert shown(q="nothing") == ([], [])
+    page = text(client.get(address, {"q": "nothing"}))
+    assert "No cost rate matches" in page and "No rate card matches" in page and "7 missing" not in page
+    assert "0 of 8" in page
+    lines = b"".join(client.get(address, {"q": "pool-1", "format": "cost.csv"}).streaming_content).decode().split()
+    assert len(lines) == 2 and lines[1].startswith("pool-1,A100,")
+
+
 def test_rest_takes_money_as_text_only(pool, people):
     finance = people["finance"]
     body = {"pool": "chat", "per_slot_hour": "2.50", "reason": "contract 12"}

@@ -123,6 +123,6 @@ def test_two_people_who_saw_the_same_card_cannot_both_add_the_next(installation,
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     assert sorted(outcomes) == ["added", "stale"]
     assert RateCard.objects.count() == 2

@@ -7,20 +7,18 @@ import time
 from datetime import UTC, datetime, timedelta
 
 import pytest
-import uvicorn
 from django.contrib.auth.models import User
 from django.db import connection, connections
 from django.test import Client
 from playwright.sync_api import sync_playwright
 
 from controlplane.access.models import Session
-from controlplane.config.asgi import application
-from controlplane.embedded.ports import free_port
 from controlplane.fleet.models import AgentLive
 from controlplane.live.frames import Publisher, Ticker, connect
 from controlplane.tenants.models import Member
 from controlplane.usage.partitions import create_days, days_ahead
 from tests.live import scene as scenes
+from tests.live.web_thread import WebThread
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
@@ -37,16 +35,8 @@ class Site:
             create_days(cursor, days_ahead(now))
         self.scene = scenes.build(now)
         self.ticker = Ticker(Publisher(connect()))
-        port = free_port()
-        self.address = f"http://127.0.0.1:{port}"
-        config = uvicorn.Config(
-            application, host="127.0.0.1", port=port, log_level="error", lifespan="off", ws="websockets-sansio"
-        )
-        self.server = uvicorn.Server(config)
-        self.thread = threading.Thread(target=self.server.run, daemon=True)
-        self.thread.start()
-        while not self.server.started:
-            time.sleep(0.02)
+        self.web = WebThread()
+        self.address = f"http://127.0.0.1:{self.web.port}"
 
     def report(self, depth):
         """Both agents of the pool say something new, and the controller tells it."""
@@ -70,8 +60,7 @@ class Site:
         return client.cookies["sessionid"].value
 
     def stop(self):
-        self.server.should_exit = True
-        self.thread.join(5)
+        self.web.stop()
 
 
 @pytest.fixture
@@ -116,7 +105,7 @@ def elsewhere(work, *args):
 
     thread = threading.Thread(target=run)
     thread.start()
-    thread.join(30)
+    thread.join(60)
     assert result, "the work failed"
     return result[0]
 
@@ -139,27 +128,39 @@ def test_pages_go_live_change_in_place_turn_stale_and_end_with_the_session(site,
     elsewhere(lambda: (site.report(19), 1))
     page.goto(site.address + "/pools/chat-70b/")
     depth = page.locator("#queue " + CHAT_DEPTH).first
-    until(page, "document.querySelector('[data-live-time]').textContent !== '—'", 8)
+    until(page, "document.querySelector('[data-live-time]').textContent !== '—'", 60)
     depth.evaluate("element => { element.mark = 'the same element'; }")
     elsewhere(lambda: (site.report(27), 1))
-    until(page, "document.querySelector('#queue [data-t=depth]').textContent === '27'", 8)
+    until(page, "document.querySelector('#queue [data-t=depth]').textContent === '27'", 60)
     assert depth.evaluate("element => element.mark") == "the same element"
     assert page.locator("[name=percentile][value=p99]").count() == 1
     page.locator("label:has([value=p99])").click()
     assert page.locator("#stages").get_attribute("data-q") == "p99"
 
     page.goto(site.address + "/")
-    until(page, "document.querySelector('[data-live-time]').textContent !== '—'", 8)
+    until(page, "document.querySelector('[data-live-time]').textContent !== '—'", 60)
     assert "(1 breached)" in page.title()
     elsewhere(lambda: (AgentLive.objects.update(reported_at=datetime.now(UTC) - timedelta(seconds=60)), site.tick(), 1))
-    until(page, "document.title.includes('unknown')", 8)
+    until(page, "document.title.includes('unknown')", 60)
     assert page.locator("#queues tr.stale").count() >= 2
     assert page.locator("#contracts tr.stale").count() == 3
 
-    until(page, "document.querySelector('#contracts').classList.contains('stale')", 15)
+    until(page, "document.querySelector('#contracts').classList.contains('stale')", 60)
     assert "No update since" in page.locator("#contracts [data-stale-note]").inner_text()
-    until(page, "document.querySelector('#agents').classList.contains('stale')", 15)
+    until(page, "document.querySelector('#agents').classList.contains('stale')", 60)
     assert not page.locator(".while-heard:visible").count(), "nothing is called good that nobody hears of"
+    assert page.locator("h1").inner_text().split() == ["Live", "Not", "known", "now"], "no tally of a time that is over"
+    until(page, "document.title.startsWith('(not known)')", 60)
+    until(page, "document.querySelector('[data-live-word]').textContent === 'Stale'", 60)
+    assert page.get_by_text("Agents go on by themselves").is_visible()
+    page.set_viewport_size({"width": 390, "height": 800})
+    assert page.evaluate("document.documentElement.scrollWidth") == 390, "nothing is wider for it"
+    breached = "(row) => { row.className = 'bad'; return getComputedStyle(row).backgroundColor; }"
+    tint = page.locator("#contracts tbody tr").first.evaluate(breached)
+    assert tint == "rgba(0, 0, 0, 0)", "nor does a colour say what the word no longer says"
+    page.set_viewport_size({"width": 1280, "height": 720})
+    assert page.locator("#band").get_by_text("chat-70b").first.is_visible(), "a name does not age"
+    assert not page.locator(".stage-strip:visible, #contracts .meter > i:visible").count(), "nor is it drawn"
     assert tab.complaints == []
 
     elsewhere(lambda: (Session.objects.filter(session_key=key).delete(), 1))

@@ -42,17 +42,17 @@ def test_the_slider_goes_back_to_what_was_told(site, chromium):
                 page.screenshot(path=f"{SHOTS}/past-{scheme}-{width}.png")
     for _ in range(3):
         page.locator("[data-past-step]", has_text="+1 s").click()
-    until(page, 'document.querySelector("tr:has(th) [data-t=depth]") !== null', 5)
+    until(page, 'document.querySelector("tr:has(th) [data-t=depth]") !== null', 60)
     depth_is_3 = (
         "[...document.querySelectorAll('tr')].some((row) => row.querySelector('th')?.innerText.includes('chat')"
         " && row.querySelector('[data-t=depth]')?.innerText === '3')"
     )
-    until(page, depth_is_3, 10)
+    until(page, depth_is_3, 60)
     assert not page.locator(".stale").count(), "a past page is not late"
     for _ in range(3):
         page.locator("[data-past-step]", has_text="−1 s").click()
-    until(page, depth_is_3.replace("'3'", "'19'"), 10)
+    until(page, depth_is_3.replace("'3'", "'19'"), 60)
     page.locator("[data-past-step]", has_text="−10 min").click()
-    until(page, "document.querySelector('[data-past-grain]').innerText.includes('nothing was recorded')", 10)
+    until(page, "document.querySelector('[data-past-grain]').innerText.includes('nothing was recorded')", 60)
     assert "at=" in page.url
     assert tab.complaints == []

@@ -10,7 +10,9 @@ from django.db import connection
 from controlplane.alerts import actions
 from controlplane.alerts.models import Alert
 from controlplane.audit.actors import Actor
+from controlplane.budgets.models import Budget
 from controlplane.core.batch_items import ItemState
+from controlplane.core.period import Calendar, load_zone, window_at
 from controlplane.fleet.models import AgentLive, Pool
 from controlplane.flex.models import PoolSample
 from controlplane.jobs.item_partitions import create_day
@@ -83,6 +85,33 @@ def test_a_frozen_band_cannot_mend_it_and_is_named_first(scene, moment, job):
     alert = look(moment, "deadline")
     assert alert.causes[0]["label"] == "Lending is frozen"
     assert alert.causes[0]["value"] == f"by grace, until {moment + timedelta(hours=1):%H:%M} UTC"
+
+
+def test_a_job_short_of_money_is_at_risk_before_its_deadline_and_the_budget_is_named(scene, moment, job):
+    one = job(1.0, 30.0)
+    Job.objects.filter(pk=one.pk).update(admission={"bound_nanos": 1_000 * one.items})
+    assert look(moment, "deadline") is None
+    paid = one.items // 4
+    budget = Budget.objects.create(
+        tenant=scene.acme, name="spring", period="month", zone="UTC", limit_nanos=1_000 * paid, hard=True,
+        created_at=moment, updated_at=moment,
+    )  # fmt: skip
+    Job.objects.filter(pk=one.pk).update(deadline=window_at(load_zone("UTC"), Calendar.MONTH, moment).end)
+    alert = look(moment, "deadline")
+    assert alert.title == "chat-70b: 1 job short of money for the deadline"
+    assert "slots" not in alert.text
+    causes = {cause["label"]: cause["value"] for cause in alert.causes}
+    assert list(causes) == ["Budget", "nightly of acme"], "slots are no cause"
+    assert causes["Budget"].startswith("spring (month from") and "of acme: its next window begins" in causes["Budget"]
+    assert causes["nightly of acme"].startswith(f"budget pays for {paid:,} of {one.items:,} items, due ")
+    # with days left after the next window begins there is no risk; with minutes left there is
+    Job.objects.filter(pk=one.pk).update(deadline=moment + timedelta(days=62))
+    assert look(moment + SOON, "deadline") is None
+    month = window_at(load_zone("UTC"), Calendar.MONTH, moment).end
+    Job.objects.filter(pk=one.pk).update(deadline=month + timedelta(minutes=1))
+    assert look(moment + 2 * SOON, "deadline") is not None
+    Budget.objects.filter(pk=budget.pk).update(limit_nanos=1_000 * one.items)
+    assert look(moment + 3 * SOON, "deadline") is None
 
 
 def test_a_deadline_that_has_passed_is_told_until_the_job_ends(scene, moment, job):

@@ -1,5 +1,6 @@
 """Live pages: first paint from rows alone, empty, stale and lost states, roles and the doors to requests."""
 
+import re
 import uuid
 from datetime import timedelta
 
@@ -7,16 +8,17 @@ import pytest
 from django.contrib.auth import get_user_model
 from django.test import Client
 from django.urls import reverse
+from django.utils import timezone
 
-from controlplane.contracts.models import ObjectiveMinute
+from controlplane.contracts.models import ContractVersion, ObjectiveMinute
 from controlplane.core.reasons import Outcome
-from controlplane.fleet.models import AgentLive, Pool, SlotInterval
+from controlplane.fleet.models import Agent, AgentLive, Pool, Slot, SlotInterval
 from controlplane.flex.models import Grant
 from controlplane.live import readings, topics
 from controlplane.tenants.models import Member
 from controlplane.wire.report import FLAG_TOKENLESS
 from tests import factories
-from tests.live.scene import record
+from tests.live.scene import objective, record
 
 pytestmark = pytest.mark.django_db
 
@@ -71,8 +73,11 @@ def test_buttons_lead_to_the_effect_of_what_they_do(scene, oncall):
     page = body(oncall, "pool", "chat-70b")
     address = reverse("flex-freeze", args=["chat-70b"])
     recall = reverse("flex-recall", args=[scene.slots["f1"].pk])
-    for where in (address, reverse("flex-unfreeze", args=["chat-70b"]), recall):
+    unfreeze = reverse("flex-unfreeze", args=["chat-70b"])
+    for where in (address, recall):
         assert f'href="{where}"' in page
+        assert f'href="{where}"' in body(oncall, "home"), "the page that tells of it has it too"
+    assert unfreeze not in page
     form = oncall.get(address).content.decode()
     assert "Frozen and recalled" in form and "Recall every lent slot too" in form
     answer = oncall.post(address, {"reason": "incident", "recall": "on"})
@@ -80,7 +85,9 @@ def test_buttons_lead_to_the_effect_of_what_they_do(scene, oncall):
     assert list(Grant.objects.filter(manual_recall=True).values_list("slot__name", flat=True)) == ["f1"]
     story = oncall.get(answer.url).content.decode()
     assert "Freeze of lending in chat-70b" in story and "Recalled with it" in story
-    home = body(oncall, "home")
+    home, page = body(oncall, "home"), body(oncall, "pool", "chat-70b")
+    for shown in (home, page):
+        assert f'href="{unfreeze}"' in shown and f'href="{address}"' not in shown
     assert f'href="{answer.url.partition("?")[0]}"' in home, "what changed leads to what came of it"
 
 
@@ -88,6 +95,40 @@ def test_a_viewer_sees_the_pool_and_no_button_that_acts(scene):
     page = body(person("viewer"), "pool", "chat-70b")
     assert "f1 is lent" in page
     assert reverse("flex-freeze", args=["chat-70b"]) not in page
+    home = body(person("finance"), "home")
+    assert "is burning" in home and "Freeze lending" not in home and "Recall f1" not in home
+
+
+def test_a_pool_without_a_flex_slot_has_nothing_to_press(scene, moment):
+    assert pool_state("embed-m", moment)["acts"] == []
+    Grant.objects.filter(slot=scene.slots["f1"]).update(state="home")
+    assert [act["text"] for act in pool_state("chat-70b", moment)["acts"]] == ["Freeze lending"]
+
+
+def test_a_slot_is_written_as_the_form_that_frames_fill_and_its_name_is_no_markup(scene, oncall):
+    one = Slot.objects.filter(pool=scene.pool, band="flex").first()
+    Slot.objects.filter(pk=one.pk).update(name="<i>&1")
+    page = body(oncall, "home")
+    assert "&lt;i&gt;&amp;1" in page and "<i>&1" not in page
+    cells = re.findall(r'<span data-key="([^"]*)" class="slot[^>]*>(.*?)</span></span></span>', page)
+    names = {re.sub(r">[^<]*", ">", cell.replace(" hidden", "")) for _, cell in cells}
+    assert "" in dict(cells), "the form"
+    assert len(names) == 1, "rows and the form hold the same values"
+
+
+def test_a_quiet_home_does_not_speak_of_what_is_unknown(scene, oncall, moment):
+    hint = 'data-if="counts.unknown">What is unknown below is not OK'
+    ObjectiveMinute.objects.all().delete()
+    assert hint in body(oncall, "home")
+    minute = moment.replace(second=0, microsecond=0)
+    for slug, pool in (("chat-ttft", scene.pool), ("chat-e2e", scene.pool), ("embed-e2e", scene.silent)):
+        version = ContractVersion.objects.get(contract__slug=slug)
+        for back in range(90):
+            objective(version, pool, minute - timedelta(minutes=back), 600, 0)
+    AgentLive.objects.update(reported_at=timezone.now())
+    page = body(oncall, "home")
+    assert "No contract whose figures are known burns" in page
+    assert hint not in page and 'data-if="counts.unknown" hidden>What is unknown' in page
 
 
 def test_numbers_of_the_queue_panel(scene, moment):
@@ -218,6 +259,22 @@ def test_one_silent_agent_of_two_is_named_in_the_sum(scene, moment):
     assert state["queue"][0]["note"] == "without 1 silent agent"
     kinds = {row["key"]: row["kind"] for row in state["cells"]}
     assert (kinds["i1"], kinds["i2"]) == ("interactive", "unobserved")
+    heard = AgentLive.objects.get(agent=scene.agents[0]).reported_at
+    assert state["telemetry_at"] == heard.isoformat(), "what the other says is shown: it is not old"
+    AgentLive.objects.filter(agent=scene.agents[0]).update(reported_at=moment + timedelta(seconds=30))
+    assert pool_state("chat-70b", moment)["telemetry_at"] == (moment - timedelta(seconds=9)).isoformat()
+
+
+def test_an_agent_that_somebody_drained_is_not_forgotten(scene, oncall, moment):
+    Agent.objects.filter(pk=scene.agents[1].pk).update(drain_requested_at=moment - timedelta(hours=3))
+    state = topics.fleet(readings.read(moment))
+    assert state["agents_meta"] == "1 silent, 1 draining, 1 as desired"
+    row = state["agents"][-1]
+    assert (row["name"], row["grade"], row["word"]) == ("chat-a2", "neutral", "Draining")
+    assert row["url"] == reverse("agent", args=[scene.agents[1].pk]), "there it can be let serve again"
+    assert state["agents"][0]["url"] == reverse("agent", args=[scene.agents[2].pk]), "the silent one"
+    AgentLive.objects.filter(agent=scene.agents[1]).update(reported_at=moment - timedelta(minutes=5))
+    assert {one["word"] for one in topics.fleet(readings.read(moment))["agents"]} == {"Silent"}
 
 
 def test_a_silent_pool_stays_silent_beside_one_that_is_heard(scene, oncall, moment):

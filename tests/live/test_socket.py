@@ -85,7 +85,7 @@ def told(frames_redis, now):
     Publisher(frames_redis).publish(states, now)
 
 
-async def answers(one, count, seconds=4.0):
+async def answers(one, count, seconds=60.0):
     found = []
     ends = time.monotonic() + seconds
     while len(found) < count and time.monotonic() < ends:

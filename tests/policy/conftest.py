@@ -220,14 +220,14 @@ class Listeners:
 
     def __enter__(self) -> "Listeners":
         self._thread.start()
-        assert self._ready.wait(10)
+        assert self._ready.wait(60)
         # A subscription on a Redis-compatible broker is sent with the first drain.
         time.sleep(0.3)
         return self
 
     def __exit__(self, *error) -> None:
         self._stop.set()
-        self._thread.join(5)
+        self._thread.join(60)
 
 
 def read_nudge(body: bytes) -> tuple[SignedNudge, Nudge]:
@@ -235,7 +235,7 @@ def read_nudge(body: bytes) -> tuple[SignedNudge, Nudge]:
     return signed, msgspec.json.decode(from_text(signed.body), type=Nudge)
 
 
-def wait_for(true: Callable[[], bool], seconds: float = 5.0) -> None:
+def wait_for(true: Callable[[], bool], seconds: float = 60.0) -> None:
     until = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < until, "it did not happen in time"

@@ -5,11 +5,12 @@ import pytest
 
 from controlplane.budgets.models import Budget
 from controlplane.contracts.models import Contract, ContractVersion
-from controlplane.fleet.models import Pool
+from controlplane.fleet.models import Pool, SlotTenure
 from controlplane.policy.compile import compile_configuration, load_source
 from controlplane.policy.configuration import Configuration, Stamp
 from controlplane.policy.validation import Facts, Rule, Severity, validate
 from controlplane.wire.policy import PolicyDocument
+from controlplane.wire.signing import canonical, digest_hex
 from tests import factories
 from tests.policy.conftest import make_fleet
 
@@ -35,6 +36,9 @@ def test_the_same_rows_give_the_same_bytes(fleet, now):
 def test_a_document_carries_its_stamp_and_survives_a_round_trip(fleet, now):
     configuration = compile_configuration(now)
     assert Configuration.from_json(configuration.to_json()) == configuration
+    stored = canonical(configuration.to_json())
+    assert Configuration.from_text(stored.decode()) == configuration
+    assert configuration.digest == digest_hex(stored), "written from the documents it is the same"
     body = configuration.stamped(Stamp(7, now, now + timedelta(days=7)))["chat-70b"]
     document = msgspec.json.decode(body, type=PolicyDocument)
     assert (document.revision, document.not_before) == (7, "2026-11-29T20:00:00Z")
@@ -52,6 +56,36 @@ def test_a_pool_gets_only_what_it_needs(fleet, now):
     assert [row.slug for row in document.tenants] == ["acme"]
     assert sorted(row.slug for row in document.classes) == ["bulk", "chat"]
     assert document.tenants[0].models == ["llama-70b"]
+
+
+def test_tenants_stand_by_their_names_with_what_they_may_use_and_what_holds_them(fleet, now):
+    parent = factories.tenant("zz-parent", classes=[])
+    for slug, classes in (
+        ("e", ["bulk"]),
+        ("b", ["bulk"]),
+        ("a", ["chat", "bulk", "embed"]),
+        ("c", ["chat"]),
+        ("d", ["embed"]),
+    ):
+        factories.tenant(slug, classes=classes, parent=parent if slug in "ac" else None, weight=ord(slug))
+    Budget.objects.create(
+        tenant=parent, name="all", hard=True, limit_nanos=1, zone="UTC", created_at=now, updated_at=now
+    )
+    rows = {row.slug: row for row in compile_configuration(now).pools["chat-70b"].tenants}
+    assert list(rows) == ["a", "acme", "b", "c", "e"]
+    assert [rows[slug].classes for slug in "abce"] == [["bulk", "chat"], ["bulk"], ["chat"], ["bulk"]]
+    assert [rows[slug].weight for slug in "abc"] == [97, 98, 99]
+    assert [rows[slug].hard_budget for slug in "abc"] == [True, False, True]
+    assert [rows[slug].ancestors for slug in "abc"] == [[parent.pk], [], [parent.pk]]
+
+
+def test_slots_that_left_the_fleet_are_in_no_document(fleet, now):
+    pool = Pool.objects.get(slug="chat-70b")
+    ended, fresh = (factories.slot(pool, name, "flex") for name in ("ended", "fresh"))
+    SlotTenure.objects.filter(slot=ended).update(ended_at=now)
+    SlotTenure.objects.filter(slot=fresh).delete()
+    names = {slot.name for slot in compile_configuration(now).pools["chat-70b"].pool.slots}
+    assert "fresh" in names and "ended" not in names
 
 
 def test_a_downgrade_target_comes_along(fleet, now):

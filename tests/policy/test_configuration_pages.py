@@ -5,14 +5,18 @@ import json
 import pytest
 import yaml
 from django.core.files.uploadedfile import SimpleUploadedFile
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from controlplane.audit.models import AuditEntry
 from controlplane.policy.applying import export_text
+from controlplane.policy.sections import BY_NAME
 from controlplane.policy.signing import ensure_keys, rotate
 from controlplane.tenants.models import Tenant
 from controlplane.wire.signing import from_text
 from controlplane.wire.verification import Succession, follow
+from tests import factories
 from tests.policy.test_applying import build, edited
 
 PAGE = "/policy/configuration/"
@@ -34,7 +38,7 @@ class TestPage:
     def test_every_reader_downloads_and_an_admin_alone_applies(self, people, built):
         got = people["viewer"].get(PAGE + "export/")
         assert got["content-disposition"].endswith('"flexband.yaml"')
-        assert yaml.safe_load(got.content)["flexband"] == 1
+        assert yaml.safe_load(got.getvalue())["flexband"] == 1
         assert "Show the plan" not in people["viewer"].get(PAGE).content.decode()
         assert people["viewer"].post(PAGE, {"text": "x"}).status_code == 403
         assert people["tenant"].get(PAGE + "export/").status_code == 403
@@ -62,10 +66,43 @@ class TestPage:
 
 
 @pytest.mark.django_db
+class TestExport:
+    def test_it_streams_the_same_text_as_a_page_and_as_rest_whatever_its_length(self, people, built, monkeypatch):
+        Tenant.objects.filter(slug="group").update(name='M\u00fcller "&" S\u00f6hne \U0001f600')
+        whole = export_text(built)
+        monkeypatch.setattr("controlplane.policy.applying.ITEMS_A_PIECE", 1)
+        page = people["admin"].get(f"{PAGE}export/")
+        assert page.streaming and page["Content-Disposition"] == 'attachment; filename="flexband.yaml"'
+        pieces = list(page.streaming_content)
+        assert b"".join(pieces).decode() == whole and len(pieces) > len(BY_NAME)
+        rest = people["admin"].get("/api/v1/policy/configuration/")
+        assert rest.streaming and rest["Content-Type"] == "application/json"
+        assert json.loads(rest.getvalue()) == {"text": whole}
+
+    @pytest.mark.parametrize("address", [f"{PAGE}export/", "/api/v1/policy/configuration/"])
+    def test_what_is_written_after_the_first_byte_is_of_the_instant_of_the_request(self, people, built, address):
+        before = export_text(built)
+        pieces = iter(people["admin"].get(address).streaming_content)
+        first = next(pieces)
+        Tenant.objects.update(weight=9)
+        text = b"".join([first, *pieces]).decode()
+        assert (json.loads(text)["text"] if text.startswith("{") else text) == before
+
+    def test_the_number_of_statements_is_fixed(self, people, built, django_assert_num_queries):
+        with CaptureQueriesContext(connection) as few:
+            list(people["admin"].get(f"{PAGE}export/").streaming_content)
+        for number in range(5):
+            factories.tenant(f"more-{number}")
+        with django_assert_num_queries(len(few)):
+            list(people["admin"].get(f"{PAGE}export/").streaming_content)
+        assert len(few) <= 20
+
+
+@pytest.mark.django_db
 class TestRest:
     def test_plan_then_apply_then_nothing_is_left(self, people, built):
         client = people["admin"]
-        text = edited(client.get("/api/v1/policy/configuration/").json()["text"], heavier)
+        text = edited(json.loads(client.get("/api/v1/policy/configuration/").getvalue())["text"], heavier)
 
         def post(path: str, **body):
             return client.post(
@@ -88,7 +125,7 @@ class TestRest:
 
     def test_under_one_key_a_file_is_applied_once(self, people, built):
         client = people["admin"]
-        text = edited(client.get("/api/v1/policy/configuration/").json()["text"], heavier)
+        text = edited(json.loads(client.get("/api/v1/policy/configuration/").getvalue())["text"], heavier)
 
         def post(path: str, key: str, **body):
             return client.post(

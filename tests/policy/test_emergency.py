@@ -114,7 +114,7 @@ async def test_what_acts_at_once_acts_within_2_s_beside_a_stuck_rollout(world, t
             async def all_are_served() -> bool:
                 return all([await answers(200, secret) for secret in keys])
 
-            await cp.until(all_are_served, within_s=30)
+            await cp.until(all_are_served, within_s=60)
             assert await status() == 200
             found: dict[str, list[float]] = {"suspend tenant": [], "suspend class": [], "freeze lending": []}
             found["revoke key"] = []
@@ -153,7 +153,7 @@ async def test_a_revoked_policy_key_is_refused_without_a_restart_and_its_success
         before = process.control.policy.revision
         successor = await cp.in_database(rotate)("policy", datetime.now(UTC))
         began = time.perf_counter()
-        await cp.until(lambda: f"policy:{successor}" in process.control.trust.signing_keys, within_s=20)
+        await cp.until(lambda: f"policy:{successor}" in process.control.trust.signing_keys, within_s=60)
         took = time.perf_counter() - began
         now_known = process.control.trust.signing_keys
         assert [name for name in trusted if name.startswith("policy:") and name in now_known] == []
@@ -162,7 +162,7 @@ async def test_a_revoked_policy_key_is_refused_without_a_restart_and_its_success
         assert "not known here" in process.control.policy.refused_reason
         process.control.policy.forget_refusal()
         revision = await cp.in_database(cp.push_policy)()
-        await cp.until(lambda: process.control.policy.revision == revision, within_s=20)
+        await cp.until(lambda: process.control.policy.revision == revision, within_s=60)
     assert revision > before
     print(f"successor trusted {took:.2f} s after the rotation")
 

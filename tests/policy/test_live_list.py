@@ -151,7 +151,7 @@ def test_no_change_is_skipped_under_concurrent_changes():
         follow(seen, numbers)
     done.set()
     for thread in (*writers, *signers):
-        thread.join(20)
+        thread.join(60)
     sign_changes(timezone.now())
     follow(seen, numbers)
     assert numbers == sorted(set(numbers))

@@ -247,3 +247,40 @@ class TestCommand:
             with pytest.raises(CommandError) as caught:
                 self.run(*arguments)
             assert caught.value.returncode == 2
+
+
+def test_changes_of_many_tenants_are_shown_by_pages(people, pushed, fleet, actor):
+    for number in range(70):
+        factories.tenant(f"many-{number:02}", classes=["chat"])
+
+    def walked(path):
+        seen, cursor = [], ""
+        while True:
+            response = people["admin"].get(path, {"cursor": cursor})
+            seen += [(group.kind, group.subject) for group in response.context["page"].rows]
+            cursor = response.context["page"].next_cursor
+            if not cursor:
+                return seen, response.content.decode()
+
+    seen, text = walked("/policy/review/")
+    assert len(seen) == len(set(seen)) == 70 and "70 changes: 70 tenants" in text
+    assert "Push this configuration" in text, "a page of changes is no part of what is pushed"
+    assert people["admin"].get("/policy/review/", {"cursor": "x"}).status_code == 400
+    revision = push(actor=actor, reason="many", now=timezone.now())
+    assert walked(f"/policy/revisions/{revision.number}/")[0] == seen
+    back = people["admin"].get(f"/policy/revisions/{pushed.number}/")
+    assert len(back.context["undo_groups"]) == 50 and "And of 20 more" in back.content.decode()
+    assert people["admin"].get(f"/policy/revisions/{revision.number}/", {"cursor": "x"}).status_code == 400
+
+
+def test_a_review_asks_as_much_for_one_tenant_as_for_many(people, pushed, fleet, django_assert_num_queries):
+    for number in range(2):
+        factories.tenant(f"t{number}", classes=["chat"])
+        with django_assert_num_queries(QUERIES_OF_REVIEW):
+            people["viewer"].get("/policy/review/")
+        for more in range(20):
+            factories.tenant(f"t{number}-{more}", classes=["chat"])
+            factories.slot(fleet.pool, f"more-{number}-{more}", "flex")
+
+
+QUERIES_OF_REVIEW = 16

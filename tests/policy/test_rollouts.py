@@ -335,7 +335,7 @@ class TestTwoAtOnce:
         make_fleet(2)
         now = timezone.now()
         revision = push(actor=actor, reason="x", now=now)
-        at_once([lambda: rollouts.run(revision.rollout.pk, now)] * 8, within_s=30)
+        at_once([lambda: rollouts.run(revision.rollout.pk, now)] * 8, within_s=60)
         row = revision.bundles.get()
         assert SigningKey.objects.filter(use="policy").count() == 1
         assert row.kid == SigningKey.objects.get(use="policy").kid
@@ -343,7 +343,7 @@ class TestTwoAtOnce:
 
     def test_pushes_at_once_get_growing_numbers_and_one_stays_open(self, actor, no_broker):
         make_fleet(2)
-        at_once([lambda: push(actor=actor, reason="x", now=timezone.now())] * 6, within_s=30)
+        at_once([lambda: push(actor=actor, reason="x", now=timezone.now())] * 6, within_s=60)
         revisions = list(Revision.objects.order_by("number"))
         assert len(revisions) == 6
         assert Rollout.objects.exclude(state="superseded").get().revision == revisions[-1]
@@ -359,7 +359,7 @@ class TestTwoAtOnce:
         bad = push(actor=actor, reason="y", now=now, waves=(25, 100))
         rollouts.run(bad.rollout.pk, now)
         acks(0, fleet.agents[:1], now, refused=bad.number, reason="no")
-        at_once([lambda: rollouts.sweep(now)] * 4, within_s=30)
+        at_once([lambda: rollouts.sweep(now)] * 4, within_s=60)
         assert Revision.objects.filter(number__gt=bad.number).count() == 1
 
 

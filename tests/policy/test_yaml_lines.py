@@ -1,6 +1,6 @@
 import pytest
 import yaml
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from controlplane.policy.apply_plan import plan
@@ -85,6 +85,7 @@ values = st.recursive(
 
 @settings(suppress_health_check=[HealthCheck.too_slow])
 @given(value=st.dictionaries(NAMES, values, max_size=4))
+@example(value={"a": ["0E0", "1e5", "1.5e5", "1.5e+5", 1e-07, 1.5e300, "1.", ".5"]})
 def test_what_is_dumped_reads_back_as_it_was(value):
     assert read_lines(yaml.safe_dump(value, allow_unicode=True)).value == value
 

@@ -29,7 +29,7 @@ def side_by_side(*calls: Callable[[], Any]) -> list[Any]:
 
     def run(index: int, call: Callable[[], Any]) -> None:
         try:
-            start.wait(timeout=10)
+            start.wait(timeout=60)
             results[index] = call()
         except Exception as error:
             results[index] = error
@@ -40,5 +40,5 @@ def side_by_side(*calls: Callable[[], Any]) -> list[Any]:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=30)
+        thread.join(timeout=60)
     return results

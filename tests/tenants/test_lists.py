@@ -12,7 +12,8 @@ from controlplane.access.models import Invitation
 from controlplane.budgets.models import Budget
 from controlplane.contracts.models import Contract, ContractVersion
 from controlplane.ledger import rates
-from controlplane.tenants.models import ApiKey, Member
+from controlplane.tenants import queries
+from controlplane.tenants.models import ApiKey, Member, Tenant
 from tests import factories
 from tests.tenants.conftest import ADMIN
 
@@ -191,3 +192,83 @@ def test_every_version_of_rates_is_in_their_exports(people):
     assert [row["cost_per_slot_hour"] for row in costs] == ["2", "1.5"]
     (card,) = rows_of(people["viewer"].get("/rates/?format=cards.csv"))
     assert (card["class"], card["prompt_per_mtok"], card["discount_percent"]) == ("chat", "0.4", "12.5000")
+
+
+REST = {
+    "/api/v1/tenants/": (("slug", "created_at", "weight"), MANY + 2),
+    "/api/v1/api-keys/": (("created_at", "name", "last_used_at"), MANY),
+    "/api/v1/members/": (("id", "role"), MANY + 6),
+    "/api/v1/invitations/": (("id", "expires_at"), MANY - 1),
+    "/api/v1/budgets/": (("id", "name", "limit_nanos", "created_at"), MANY),
+    "/api/v1/contracts/": (("slug", "created_at"), MANY),
+}
+
+
+@pytest.mark.parametrize("address", REST)
+def test_rest_lists_in_every_order_hold_every_row_once_and_both_ways(address, world):
+    orders, count = REST[address]
+    for order in [*orders, *(f"-{name}" for name in orders)]:
+        pages, url = [], f"{address}?ordering={order}&limit=17"
+        while url:
+            body = world.get(url).json()
+            pages.append([row.get("id", row.get("slug")) for row in body["results"]])
+            url, back = body["next"], body["previous"]
+        seen = [key for page in pages for key in page]
+        assert len(seen) == len(set(seen)) == count, (address, order)
+        assert [len(page) for page in pages[:-1]] == [17] * (len(pages) - 1)
+        before = world.get(back).json()
+        assert [row.get("id", row.get("slug")) for row in before["results"]] == pages[-2]
+        assert before["next"] and before["previous"]
+
+
+def test_a_rest_list_of_thousands_that_are_equal_in_its_order_has_an_end(people):
+    row = {"name": "n", "classes": [], "created_at": factories.NOW, "updated_at": factories.NOW}
+    Tenant.objects.bulk_create(Tenant(slug=f"same-{number}", **row) for number in range(2_100))
+    seen, url = set(), "/api/v1/tenants/?ordering=weight&limit=500"
+    for _ in range(5):
+        body = people["admin"].get(url).json()
+        seen |= {row["slug"] for row in body["results"]}
+        url = body["next"]
+    assert url is None and len(seen) == 2_102
+
+
+def test_a_cursor_of_elsewhere_is_a_404_in_rest(world):
+    cursor = world.get("/api/v1/tenants/?limit=5&ordering=weight").json()["next"].partition("cursor=")[2].split("&")[0]
+    for text in ("nonsense", cursor):
+        refused = world.get(f"/api/v1/api-keys/?ordering=-last_used_at&cursor={text}")
+        assert (refused.status_code, refused.headers["Content-Type"]) == (404, "application/problem+json")
+
+
+@pytest.mark.parametrize("most", [0, 2_000])
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("K17", {"k17"}), ("key_17", {"k17"}), ("p17", {"k17"}), ("fb_p17_secret", {"k17"}), ("T17", {"k17"}),
+        ("17", {"k17"}), ("k1", {"k1", *(f"k{n}" for n in range(10, 20))}), ("%", set()),
+    ],
+)  # fmt: skip
+def test_keys_are_found_by_name_id_prefix_and_tenant(world, monkeypatch, text, found, most):
+    monkeypatch.setattr(queries, "TENANTS_NAMED_MAX", most)
+    page = world.get("/keys/", {"q": text}).context["page"]
+    assert {key.name for key in page.rows} == found
+    assert {row["name"] for row in world.get("/api/v1/api-keys/", {"q": text}).json()["results"]} == found
+
+
+def test_a_search_of_keys_asks_the_same_for_one_tenant_as_for_many(world, django_assert_num_queries):
+    for text in ("t07", "t"):
+        with django_assert_num_queries(7):
+            world.get("/keys/", {"q": text})
+
+
+def test_tenants_are_found_by_their_keys_and_people_too(world):
+    own = Tenant.objects.get(slug="t11")
+    factories.person("tenant", tenant_row=own, name="grace")
+    for text in ("t11", "T11", "k11", "p11", "GRACE"):
+        assert [row.tenant.slug for row in world.get("/tenants/", {"q": text}).context["rows"]] == ["t11"], text
+
+
+def test_a_search_does_not_reach_other_tenants(world, people):
+    ApiKey.objects.filter(name="k11").update(tenant=Tenant.objects.get(slug="stranger"))
+    for text in ("k11", "k12", "stranger"):
+        assert people["tenant"].get("/tenants/", {"q": text}).context["rows"] == []
+        assert people["tenant"].get("/keys/", {"q": text}).context["page"].rows == []

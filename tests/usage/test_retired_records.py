@@ -13,6 +13,7 @@ from controlplane.ledger.models import AttributionInterval
 from controlplane.ledger.queries import hour_requests
 from controlplane.usage import retirement
 from controlplane.usage.ingest import store_records
+from controlplane.usage.models import RetiredDay
 from controlplane.usage.partitions import create_days
 from controlplane.usage.queries import find_request
 from controlplane.usage.records import Origin, to_columns
@@ -88,7 +89,7 @@ def test_the_page_of_a_retired_request_shows_charge_rate_and_revision(world, in_
     assert stranger.get(f"/requests/{request_id}/").status_code == 404
 
 
-def test_an_hour_of_a_retired_day_opens_its_requests(world, in_transaction):
+def test_an_hour_of_a_retired_day_opens_its_requests(world, in_transaction, archive):
     ids = [id_of(OLD - timedelta(minutes=1), number) for number in range(3)]
     for number, request_id in enumerate(ids):
         store(in_transaction, world, OLD, request_id=request_id, gpu_us=1000 * (number + 1))
@@ -100,8 +101,15 @@ def test_an_hour_of_a_retired_day_opens_its_requests(world, in_transaction):
     assert [str(line.request_id) for line in kept] == ids[::-1]
     retirement.retire_old_days(NOW)
     assert hour_requests(interval, "acme", "chat") == kept
-    page = factories.person("finance").get(f"/finance/intervals/{interval.pk}/?tenant=acme&class=chat")
-    assert all(f"/requests/{request_id}/" in page.content.decode() for request_id in ids)
+    client = factories.person("finance")
+    address = f"/finance/intervals/{interval.pk}/?tenant=acme&class=chat"
+    text = client.get(address).content.decode()
+    assert all(f"/requests/{request_id}/" in text for request_id in ids) and f"{OLD:%Y-%m-%d}" in text
+    (archive / RetiredDay.objects.get(day=OLD.date()).path).unlink()
+    gone = client.get(address)
+    assert gone.status_code == 200 and gone.context["requests"] == [] and gone.context["unreadable"]
+    text = gone.content.decode()
+    assert "No record of acme" not in text and "restore the file" in text, "what cannot be read is not called none"
 
 
 def test_a_file_that_is_gone_is_unknown_and_never_no_request(world, in_transaction, archive):

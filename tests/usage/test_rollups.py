@@ -10,10 +10,11 @@ from zoneinfo import ZoneInfo
 
 import pytest
 from django.core.management import CommandError, call_command
+from django.db import connection
 
 from controlplane.core.period import from_us
 from controlplane.tenants.models import Installation
-from controlplane.usage import queries
+from controlplane.usage import partitions, queries
 from controlplane.usage.ingest import store_records
 from controlplane.usage.models import RollupDay, RollupDelta, RollupMinute, RollupQuarter, UsageRecord
 from controlplane.usage.partitions import create_days, days_ahead, ensure_day
@@ -180,6 +181,19 @@ def test_a_request_is_found_by_its_id(world, in_transaction):
     story = queries.find_request(UsageRecord.objects.get(request_id=row.request_id).request_id, now=datetime.now(UTC))
     assert [found.client_request_id for found in story.records] == ["order-17 é"]
     assert story.sample is None
+
+
+def test_records_go_to_the_table_of_the_utc_day_on_which_they_were_received(world, in_transaction):
+    # already the next day where this clock hangs
+    received = datetime(2031, 4, 1, 1, 30, tzinfo=ZoneInfo("Europe/Berlin"))
+    store(in_transaction, world, scattered(world, 3), now=received)
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT tableoid::regclass::text, count(*) FROM usage_record GROUP BY 1")
+            assert cursor.fetchall() == [("usage_record_20310331", 3)]
+    finally:
+        in_transaction(lambda cursor: cursor.execute("DROP TABLE usage_record_20310331"))
+        partitions._known_days.clear()
 
 
 def test_partitions_are_made_ahead_once(world, in_transaction):

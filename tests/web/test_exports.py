@@ -10,7 +10,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controlplane.web.exports import CsvResponse, cell, csv_chunks, decimal_of_nanos, neutral
+from controlplane.tenants.models import Tenant
+from controlplane.web.exports import (
+    BATCH_ROWS,
+    FIRST_ROWS,
+    CsvResponse,
+    cell,
+    csv_chunks,
+    decimal_of_nanos,
+    in_batches,
+    in_present_order,
+    neutral,
+)
+from tests import factories
 
 
 @pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t", "\r", "\n"])
@@ -104,3 +116,44 @@ async def test_response_for_asgi_pulls_piece_by_piece():
     pieces = [piece async for piece in response]
     assert len(pieces) > 2
     assert b"".join(pieces).count(b"\r\n") == 5_001
+
+
+@pytest.fixture
+def tenants(db):
+    factories.tenant("t00000")
+    row = {"name": "n", "classes": [], "created_at": factories.NOW, "updated_at": factories.NOW}
+    Tenant.objects.bulk_create(
+        Tenant(slug=f"t{n:05}", weight=n % 7 + 1, **row) for n in range(1, FIRST_ROWS + BATCH_ROWS + 50)
+    )
+    return Tenant.objects.all()
+
+
+@pytest.mark.parametrize("order", [("slug", "id"), ("-weight", "id")])
+def test_every_row_is_in_one_batch_in_order(tenants, order):
+    wanted = [row.pk for row in tenants.order_by(*order)]
+    for batches in (in_batches(tenants, order), in_present_order(tenants, order, tenants)):
+        found = [[row.pk for row in batch] for batch in batches]
+        assert [pk for batch in found for pk in batch] == wanted
+        assert [len(batch) for batch in found] == [FIRST_ROWS, BATCH_ROWS, 50]
+
+
+def test_the_first_bytes_wait_for_a_first_page_alone(tenants, django_assert_num_queries):
+    with django_assert_num_queries(1) as asked:
+        batches = in_batches(tenants, ("slug", "id"))
+        assert len(next(batches)) == FIRST_ROWS
+    assert f"LIMIT {FIRST_ROWS + 1}" in asked[0]["sql"] and "DECLARE" not in asked[0]["sql"]
+
+
+def test_a_row_that_moves_while_it_is_read_is_in_it_once(tenants):
+    batches = in_present_order(tenants, ("weight", "id"), tenants)
+    seen = [row.pk for row in next(batches)]
+    gone = tenants.order_by("-weight", "-id").first()
+    Tenant.objects.filter(pk=seen[0]).update(weight=99)
+    Tenant.objects.filter(pk=gone.pk).delete()
+    seen += [row.pk for batch in batches for row in batch]
+    assert len(seen) == len(set(seen)) == tenants.count() and gone.pk not in seen
+
+
+def test_no_rows_are_no_batches(db):
+    assert list(in_batches(Tenant.objects.all(), ("slug",))) == []
+    assert list(in_present_order(Tenant.objects.all(), ("slug",), Tenant.objects.all())) == []

@@ -1,10 +1,17 @@
 """Keyset pages over real rows: every row once, forward and back, with equal keys and rows that arrive between."""
 
+from datetime import timedelta
+
 import pytest
 from django.contrib.auth.models import Group
+from django.db import transaction
 from django.db.models import Value
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from controlplane.web.pagination import BadCursor, keyset_page
+from controlplane.tenants.models import ApiKey
+from controlplane.web.pagination import BadCursor, keyset_page, sorted_page
+from tests import factories
 
 ORDER = ("-name", "id")
 
@@ -54,6 +61,63 @@ def test_a_row_that_arrives_between_pages_moves_nothing(groups):
     second = keyset_page(Group.objects.all(), ORDER, cursor=first.next_cursor, limit=4)
     assert not {r.pk for r in first.rows} & {r.pk for r in second.rows}
     assert [r.name for r in second.rows] == ["g06", "g05", "g04", "g03"]
+
+
+def made_keys(used):
+    """A key for each instant, None for one that was never used."""
+    tenant = factories.tenant()
+    for number, minutes in enumerate(used):
+        ApiKey.objects.create(
+            public_id=f"key_{number}", tenant=tenant, name=f"k{number % 3}", prefix=f"p{number}",
+            secret_hash=f"{number}", default_class="chat", created_at=factories.NOW,
+            last_used_at=None if minutes is None else factories.NOW + timedelta(minutes=minutes),
+        )  # fmt: skip
+
+
+ORDERS = [("last_used_at", "id"), ("-last_used_at", "-id"), ("name", "-last_used_at", "id"), ("tenant__slug", "-id")]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@given(used=st.lists(st.none() | st.integers(0, 3), min_size=1, max_size=12), limit=st.integers(1, 5))
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_columns_that_may_be_null_are_walked_both_ways(db, order, used, limit):
+    with transaction.atomic():
+        made_keys(used)
+        rows = ApiKey.objects.select_related("tenant")
+        pages, last = walk(rows, order, limit)
+        assert [pk for page in pages for pk in page] == [row.pk for row in rows.order_by(*order)]
+        back, cursor = [pages[-1]], last.previous_cursor
+        while cursor is not None:
+            page = keyset_page(rows, order, cursor=cursor, limit=limit)
+            if page.rows:
+                back.insert(0, [row.pk for row in page.rows])
+            cursor = page.previous_cursor
+        assert [pk for page in back for pk in page] == [pk for page in pages for pk in page]
+        transaction.set_rollback(True)
+
+
+@given(keys=st.sets(st.tuples(st.integers(-5, 5), st.text("ab", max_size=2))), limit=st.integers(1, 5))
+def test_rows_in_memory_are_walked_both_ways(keys, limit):
+    rows = sorted(keys)
+    seen, page = [], sorted_page(rows, tuple, cursor=None, limit=limit)
+    first = page.rows
+    assert page.previous_cursor is None
+    while True:
+        seen += page.rows
+        if page.next_cursor is None:
+            break
+        page = sorted_page(rows, tuple, cursor=page.next_cursor, limit=limit)
+    assert seen == rows
+    while page.previous_cursor is not None:
+        page = sorted_page(rows, tuple, cursor=page.previous_cursor, limit=limit)
+    assert page.rows[:1] == first[:1]
+
+
+def test_a_cursor_of_elsewhere_is_refused_in_memory():
+    rows = [(1, "a"), (2, "b")]
+    other = sorted_page(["x", "y"], lambda row: (row, 1), cursor=None, limit=1).next_cursor
+    with pytest.raises(BadCursor):
+        sorted_page(rows, tuple, cursor=other)
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ REPORT = report.Report(
     samples=[report.DecisionSample(UUID, 1, 2, 3, 4, "reject", 45, [report.Check("queue_depth", "9", "8", False)])],
     spends=[report.LeaseSpend(1, 2, 3)],
     trips=[report.Trip(1, 2, 3, "oldest_waiting", 4.5)],
-    demand=[report.Demand("t", 1, 2, 3, 4)],
+    demand=[report.Demand("t", 1, 2, 3, 4, 5)],
     figures=FIGURES,
     refused_revision=7,
     refused_reason="why",
@@ -90,6 +90,7 @@ ANSWER = report.Answer(
     items_cancelled=[report.ItemsCancelled(1, [2, 3])],
     items_give_back=4,
     signing_keys="0123456789abcdef",
+    shares_mark="fedcba9876543210",
 )
 
 DOCUMENT = policy.PolicyDocument(

@@ -29,7 +29,7 @@ from controlplane.agent.backends.usage_reading import (
     read_usage,
     token_usage,
 )
-from controlplane.agent.chunks import SIZE_LINE_MAX, chunk, size_of
+from controlplane.agent.chunks import LINES_BY_READ, READS_KNOWN, SIZE_LINE_MAX, chunk, size_of
 from controlplane.agent.errors import UsageError
 from controlplane.agent.known_heads import KnownHeads
 from controlplane.agent.one_shot_body import one_shot_for_upstream
@@ -252,6 +252,11 @@ class UpstreamRun:
         events, at, end = self.events, 0, len(data)
         if events is None or self.ended:
             return 0
+        line_of_one = LINES_BY_READ[end] if end < READS_KNOWN else b""
+        begin = len(line_of_one)
+        if begin and data[:begin] == line_of_one and data[-2:] == b"\r\n" and events.repeats(data, begin, end - 2):
+            # A read is one chunk nearly always, and then its length alone says how it begins.
+            at = end
         while at < end:
             line = data.find(b"\r\n", at, at + SIZE_LINE_MAX)
             size = size_of(data[at:line]) if line > at else 0

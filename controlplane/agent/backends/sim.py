@@ -25,7 +25,7 @@ WORDS: Final = (
     "goes", "out", "on", "the", "other", "and", "no", "heap", "is", "left",
 )  # fmt: skip
 BYTES_PER_TOKEN: Final = 4
-UNLIMITED_KV: Final = 1 << 62
+UNLIMITED_KV: Final = 1 << 61
 
 
 class SimBackend:

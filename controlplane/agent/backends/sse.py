@@ -12,6 +12,10 @@ from typing import Final
 from controlplane.agent.backends.usage_reading import UsageObject, envelope_of, read_usage
 
 EVENT_BYTES_MAX: Final = 4 * 1024 * 1024
+QUOTE: Final = 34
+LF: Final = 10
+CR: Final = 13
+"""As numbers: to look for bytes in bytes, Python first makes an exception of them not being one."""
 LEARN_MAX: Final = 8
 """Events in a row that are taken as a pattern and then not repeated, before that is given up."""
 _TEXT_KEY: Final = rb'"(?:content|reasoning_content|reasoning|refusal|text|arguments)"\s*:\s*"'
@@ -67,15 +71,14 @@ class EventStream:
         A text without quotes and line ends cannot hold anything that would have to be looked at.
         """
         before, after = self._before, self._after
-        if not before or self._rest or not data.startswith(before, start) or not data.endswith(after, start, end):
+        if not before or self._rest:
             return False
         text, behind = start + len(before), end - len(after)
-        if (
-            text >= behind
-            or data.find(b'"', text, behind) >= 0
-            or data.find(b"\n", text, behind) >= 0
-            or data.find(b"\r", text, behind) >= 0
-        ):
+        # Slices and `in`: compiled code pays more for methods of bytes that are told where to look.
+        if text >= behind or data[start:text] != before or data[behind:end] != after:
+            return False
+        said = data[text:behind]
+        if QUOTE in said or LF in said or CR in said:
             return False
         self._last = b""
         self._learnt = 0

@@ -8,7 +8,8 @@ from urllib.parse import quote, urlsplit
 
 from controlplane.agent.backends.triton_metrics import TritonTotals, read_triton_page
 from controlplane.agent.engine_metrics import EngineReading
-from controlplane.agent.engine_watch import EngineWatch, Page
+from controlplane.agent.engine_watch import EngineWatch
+from controlplane.agent.pages import Page
 
 METRICS_PORT: Final = 8002
 
@@ -23,12 +24,12 @@ class TritonWatch(EngineWatch):
         self.batches = TritonTotals()
 
     async def trouble(self) -> str:
-        page = await self._get(self._base + "/v2/health/ready")
+        page = await self._pages.get(self._base + "/v2/health/ready")
         if page.status != 200:
             return f"the inference server answers {page.status} when asked whether it is ready"
         model = self._model_of()
         if model:
-            page = await self._get(f"{self._base}/v2/models/{quote(model, safe='')}/ready")
+            page = await self._pages.get(f"{self._base}/v2/models/{quote(model, safe='')}/ready")
             if page.status != 200:
                 return f"the inference server is ready and has not loaded the model {model} ({page.status})"
         return ""

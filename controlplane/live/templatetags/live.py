@@ -7,6 +7,7 @@ one. With None as the row the span is empty: the form of a row that comes later.
 from __future__ import annotations
 
 from datetime import datetime
+from html import escape
 from typing import Any
 
 from django import template
@@ -77,6 +78,30 @@ def live_chip(scope: Any, state: str = "grade", word: str = "word") -> SafeStrin
         word,
         svg,
         pick(scope, word) or "",
+    )
+
+
+@register.simple_tag
+def slot_cells(cells: list[dict[str, Any]]) -> SafeString:
+    """The slots of a band. A fleet shows thousands, so they are written here and not included one by one."""
+    return mark_safe("".join(map(_slot_cell, cells)))  # noqa: S308 - each escapes what it shows
+
+
+@register.simple_tag
+def slot_form() -> SafeString:
+    """The form of a slot that comes later."""
+    return mark_safe(_slot_cell({}))  # noqa: S308 - constants
+
+
+def _slot_cell(cell: dict[str, Any]) -> str:
+    kind, clock = escape(cell.get("kind") or ""), escape(cell.get("clock") or "")
+    return (
+        f'<span data-key="{escape(cell.get("key", ""))}" class="slot {kind}{" clock" if clock else ""}" data-c="kind"'
+        f' data-base="slot" data-clock-of="recalled_at" style="--v:{share(cell.get("share"))}" data-v="share">'
+        f'<b><span data-t="name">{escape(cell.get("name") or "")}</span></b>'
+        f'<span data-if="clock"{"" if clock else " hidden"}><span data-value data-t="clock">{clock}</span></span>'
+        f'<span class="visually-hidden"> <span data-value data-t="word">{escape(cell.get("word") or "")}</span></span>'
+        "</span>"
     )
 
 

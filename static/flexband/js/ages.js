@@ -99,7 +99,8 @@ function tick() {
   for (const element of document.querySelectorAll("[data-stale-after]")) check(element);
   for (const element of document.querySelectorAll("time[data-ago]")) {
     const age = ageSeconds(element.dateTime);
-    element.textContent = age === null ? DASH : `${words(age)} ago`;
+    const text = age === null ? DASH : `${words(age)} ago`;
+    if (element.textContent !== text) element.textContent = text;
   }
 }
 

@@ -64,7 +64,7 @@ function timeAxis(figure) {
   const x = figure.data?.find((trace) => Array.isArray(trace.x) && trace.x.length)?.x;
   if (!x || typeof x[0] !== "string" || !INSTANT.test(x[0])) return {};
   const span = Date.parse(x.at(-1)) - Date.parse(x[0]);
-  return { type: "date", tickformat: span < 129_600_000 ? "%H:%M" : "%-d %b", hoverformat: span < 129_600_000 ? "%H:%M:%S" : "%-d %b %H:%M" };
+  return { type: "date", tickformat: span < 300_000 ? "%H:%M:%S" : span < 129_600_000 ? "%H:%M" : "%-d %b", hoverformat: span < 129_600_000 ? "%H:%M:%S" : "%-d %b %H:%M" };
 }
 
 function axis(read, given = {}) {
@@ -73,6 +73,12 @@ function axis(read, given = {}) {
     tickcolor: read("var(--line-strong)"), separatethousands: true, exponentformat: "none", automargin: true, fixedrange: true, ...given,
     tickfont: { color: read("var(--muted)"), size: 11, ...given.tickfont },
   };
+}
+
+/** Pixels at the right for the longest name at a line's end. */
+function labelRoom(layout) {
+  const names = (layout.annotations ?? []).filter((note) => note.name === "direct").map((note) => note.text.length);
+  return Math.max(96, Math.ceil(Math.max(0, ...names) * 6.5) + 12);
 }
 
 /** The house template under a figure's own layout. */
@@ -84,7 +90,7 @@ function layoutOf(figure, read, narrow) {
     font: { family, size: 11, color: read("var(--muted)") }, showlegend: false, hovermode: "x unified",
     hoverlabel: { bgcolor: read("var(--raised)"), bordercolor: read("var(--line-strong)"), font: { family, size: 12, color: read("var(--text)") } },
     ...own,
-    margin: { l: 44, r: 96, t: 12, b: 28, ...own.margin },
+    margin: { l: 44, r: labelRoom(own), t: 12, b: 28, ...own.margin },
     height: undefined,
     xaxis: axis(read, { showgrid: false, ...own.xaxis }),
     yaxis: axis(read, { rangemode: "tozero", ...own.yaxis }),

@@ -16,10 +16,12 @@ const SILENT_AFTER_MS = 30000;
 
 export class LiveSocket extends EventTarget {
   #url; #socket = null; #topics = new Map(); #tries = 0; #timer = 0; #bannerTimer = 0; #closed = true;
-  #paused = false; #lastFrameAt = null; #heard = 0; #watch = 0; #flushTimer = 0;
+  #paused = false; #lastFrameAt = null; #heard = 0; #watch = 0; #flushTimer = 0; #quietAfterMs;
 
-  constructor(path = "/ws/live/") {
+  /** `quietAfterMs`: of topics that are told all the time; without news for so long the mark in the bar says so. */
+  constructor(path = "/ws/live/", { quietAfterMs = Infinity } = {}) {
     super();
+    this.#quietAfterMs = quietAfterMs;
     this.#url = new URL(path, location.href);
     this.#url.protocol = this.#url.protocol === "https:" ? "wss:" : "ws:";
     document.addEventListener("visibilitychange", () => document.hidden || this.#flush());
@@ -88,7 +90,13 @@ export class LiveSocket extends EventTarget {
     this.#timer = setTimeout(() => this.#connect(), base / 2 + Math.random() * base);
   }
 
+  #state() {
+    if (this.#paused) return "paused";
+    return this.#lastFrameAt && serverNow() - Date.parse(this.#lastFrameAt) > this.#quietAfterMs ? "quiet" : "live";
+  }
+
   #checkSilence() {
+    if (this.#socket?.readyState === WebSocket.OPEN) this.#show();
     // A half-open connection says nothing for ever. Subscribing again makes a live one answer.
     if (this.#socket?.readyState !== WebSocket.OPEN || !this.#topics.size) return;
     const quiet = Date.now() - this.#heard;
@@ -184,11 +192,11 @@ export class LiveSocket extends EventTarget {
   }
 
   /** The mark in the bar: [data-live-mark] with a <b data-live-time> and the [data-pause-live] button. */
-  #show(state = this.#paused ? "paused" : "live") {
+  #show(state = this.#state()) {
     for (const mark of document.querySelectorAll("[data-live-mark]")) {
       mark.dataset.state = state;
       const word = mark.querySelector("[data-live-word]");
-      if (word) word.textContent = { live: "Live", paused: "Paused", lost: "Connection lost" }[state];
+      if (word) word.textContent = { live: "Live", paused: "Paused", lost: "Connection lost", quiet: "Stale" }[state];
       const time = mark.querySelector("[data-live-time]");
       if (time && this.#lastFrameAt) time.textContent = local(this.#lastFrameAt);
     }

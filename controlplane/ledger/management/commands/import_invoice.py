@@ -20,6 +20,7 @@ from controlplane.ledger.invoices import (
     refused_json,
     totals,
 )
+from controlplane.ledger.late_invoices import lands_in
 from controlplane.tenants.models import Installation
 
 UNUSABLE = 2
@@ -80,6 +81,11 @@ class Command(BaseCommand):
             f"invoice {invoice.pk}: {invoice.lines_count:,} lines, {decimal_text(sums.billed)} {invoice.currency} "
             f"billed, {invoice.outside_period:,} outside {invoice.period}{again}"
         )
+        if month := lands_in(invoice):
+            self.stdout.write(
+                f"  {invoice.period} is closed and stays as it is: book the variance in {month}, or reopen "
+                f"{invoice.period} with a reason and close it again with this invoice"
+            )
         for name, value in sums.by_category.items():
             self.stdout.write(f"  {name}: {decimal_text(value)}")
 

@@ -29,6 +29,7 @@ T = TypeVar("T")
 PERIOD_S = 1.0
 #: Rows that were written without a number are looked for this often.
 SWEEP_EVERY_S = 30.0
+TIDY_ALL_EVERY_S = 60.0
 
 
 class Command(BaseCommand):
@@ -71,20 +72,31 @@ class Loop:
         self._watch = BurnWatch()
         self._keys_made = False
         self._swept_at = 0.0
+        self._tidied_at = time.monotonic()
         self._failures: dict[str, tuple[str, int]] = {}
 
     def run(self, stop: threading.Event) -> None:
-        # A tick makes many objects that die with it; looking through all that live for each thousand of them is waste.
-        gc.set_threshold(100_000, 20, 20)
+        # A tick makes many objects that die with it: cycles among them are looked for when it is over, not within.
+        gc.disable()
         due = time.monotonic()
         while not stop.is_set():
             self._round(stop)
+            self._tidy()
             due = max(due + PERIOD_S, time.monotonic())
             stop.wait(max(0.0, due - time.monotonic()))
         self._guarded("resigning", self._controller.resign)
         self._guarded("recording", finish_telling)
+        gc.enable()
         self._say("stopped", {"shard": self._controller.shard.name})
         connection.close()
+
+    def _tidy(self) -> None:
+        """Frees what goes round in circles: of the last rounds each time, of all that lives once a minute."""
+        now = time.monotonic()
+        everything = now - self._tidied_at >= TIDY_ALL_EVERY_S
+        if everything:
+            self._tidied_at = now
+        gc.collect(2 if everything else 1)
 
     def _round(self, stop: threading.Event) -> None:
         """One tick, and what follows it while this process leads; each part may fail without the others.

@@ -139,7 +139,7 @@ class Command(BaseCommand):
             missing = options["a"] if before is None else options["b"]
             raise CommandError(f"there is no revision {missing}", returncode=UNUSABLE)
         changes = diff(before, after, now=timezone.now())
-        answer = {"before": options["a"], "after": options["b"], "changes": [asdict(change) for change in changes]}
+        answer = {"before": options["a"], "after": options["b"], "changes": [change._asdict() for change in changes]}
         return answer, summary(changes, most=len(changes)) or ["no change"]
 
     def _export(self, options: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -279,7 +279,7 @@ def _review_json(found: Review) -> dict[str, Any]:
         "against": found.against.number if found.against else None,
         "digest": found.digest,
         "unchanged": found.unchanged,
-        "changes": [asdict(change) for change in found.changes],
+        "changes": [change._asdict() for change in found.changes],
         "errors": [asdict(item) for item in found.errors],
         "warnings": [asdict(item) for item in found.warnings],
     }
