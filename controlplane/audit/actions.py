@@ -1,10 +1,12 @@
 """The only writer of the audit log."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
 
 from django.core.serializers.json import DjangoJSONEncoder
-from django.db import connection
+from django.db import connection, transaction
 
 from controlplane.audit.actors import Actor
 from controlplane.audit.chain import GENESIS, chained_hash
@@ -35,8 +37,7 @@ def record(
     """
     if not connection.in_atomic_block:
         raise RuntimeError("audit.record must run inside the transaction of the change it records")
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_advisory_xact_lock(%s)", [CHAIN_LOCK])
+    _take_turn()
     last = AuditEntry.objects.order_by("-id").values_list("hash", flat=True).first()
     entry = AuditEntry(
         at=now,
@@ -56,6 +57,24 @@ def record(
     entry.hash = chained_hash(entry)
     entry.save(force_insert=True)
     return entry
+
+
+@contextmanager
+def none_recorded() -> Iterator[int]:
+    """The id of the last entry, 0 for none, while no other transaction can add one: its change would not be visible.
+
+    For reading only: what is written inside is undone, which is how the lock is given back before the transaction
+    ends. Raises TransactionManagementError outside a transaction.
+    """
+    savepoint = transaction.savepoint()
+    if savepoint is None:
+        raise transaction.TransactionManagementError("the log can be held only inside a transaction")
+    try:
+        _take_turn()
+        yield AuditEntry.objects.order_by("-id").values_list("id", flat=True).first() or 0
+    finally:
+        transaction.savepoint_rollback(savepoint)
+        transaction.savepoint_commit(savepoint)
 
 
 def note_carried(*, revision: int, through_id: int) -> None:
@@ -83,3 +102,8 @@ def _plain(values: dict[str, Any] | None) -> dict[str, Any] | None:
 
 def _encoded(encoder: DjangoJSONEncoder, value: Any) -> Any:
     return value if isinstance(value, float) else encoder.default(value)
+
+
+def _take_turn() -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_advisory_xact_lock(%s)", [CHAIN_LOCK])

@@ -57,11 +57,6 @@ def verify_chain(anchor: str = "") -> ChainCheck:
     )
 
 
-def last_entry_id() -> int:
-    """The id of the latest entry that is committed, 0 for none; entries become visible in the order of their ids."""
-    return AuditEntry.objects.order_by("-id").values_list("id", flat=True).first() or 0
-
-
 @dataclass(frozen=True, slots=True)
 class AuditFilter:
     """What a reader looks for; empty fields do not narrow. `until` is exclusive."""

@@ -11,9 +11,8 @@ from django.conf import settings
 from django.core.exceptions import ValidationError
 from django.db import connection, transaction
 
-from controlplane.audit.actions import note_carried, record
+from controlplane.audit.actions import none_recorded, note_carried, record
 from controlplane.audit.actors import Actor
-from controlplane.audit.queries import last_entry_id
 from controlplane.contracts.queries import rest_of_ttft_ms
 from controlplane.fleet.models import Agent, Pool, Slot
 from controlplane.policy.compile import Source, compile_source, load_source
@@ -28,7 +27,6 @@ from controlplane.wire.signing import TIME_TOLERANCE_US, digest_hex
 
 ALL_AT_ONCE = (100,)
 REASON_MOST = 2_000
-READ_AGAIN_MOST = 5
 # Any fixed number: pushes take turns, so that revisions become visible in the order of their numbers.
 PUSH_LOCK = 0x666C7075
 
@@ -244,16 +242,11 @@ def stop(rollout: Rollout, *, note: str, now: datetime) -> None:
 
 
 def _source_and_log(now: datetime) -> tuple[Source, int]:
-    """The rows, and the last entry of the audit log whose change is in them.
-
-    Read again while somebody changed something meanwhile: then no entry up to it is missing and none after it is in.
+    """The rows, and the last entry of the audit log whose change is in them: none up to it is missing, none after it
+    is in, for nobody adds to the log meanwhile.
     """
-    for _ in range(READ_AGAIN_MOST):
-        through = last_entry_id()
-        source = load_source(now)
-        if last_entry_id() == through:
-            break
-    return source, through
+    with none_recorded() as through:
+        return load_source(now), through
 
 
 # Columns go as arrays: ten thousand rows of values take three times as long to write and to read.

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 import pytest
 from django.db import DatabaseError, connection, transaction
 
-from controlplane.audit.actions import changes, record
+from controlplane.audit.actions import changes, none_recorded, record
 from controlplane.audit.actors import Actor
 from controlplane.audit.models import AuditEntry
 from controlplane.audit.queries import verify_chain
@@ -73,6 +73,44 @@ def test_concurrent_writers_take_turns_in_the_chain():
         thread.join()
     check = verify_chain()
     assert (check.entries, check.broken_at) == (8, None)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_nobody_adds_an_entry_while_the_log_is_held_and_it_is_given_back_before_the_transaction_ends():
+    with transaction.atomic():
+        first = write(1)
+    added = threading.Event()
+
+    def writer() -> None:
+        with transaction.atomic():
+            write(2)
+        added.set()
+        connection.close()
+
+    thread = threading.Thread(target=writer)
+    with transaction.atomic():
+        with none_recorded() as through:
+            thread.start()
+            assert not added.wait(0.3)
+            assert through == first.pk
+            assert AuditEntry.objects.count() == 1
+        assert added.wait(30)
+    thread.join()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_log_is_given_back_when_the_reading_fails():
+    with transaction.atomic():
+        with pytest.raises(DatabaseError, match="division by zero"), none_recorded(), connection.cursor() as cursor:
+            cursor.execute("SELECT 1 / 0")
+        write(1)
+    assert verify_chain().entries == 1
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_log_is_held_only_inside_a_transaction():
+    with pytest.raises(transaction.TransactionManagementError, match="inside a transaction"), none_recorded():
+        pass
 
 
 def test_changes_names_only_what_differs():
