@@ -79,7 +79,8 @@ class Resident:
         jobs = (changed.jobs & self.pools.keys()) - again
         if again or jobs:
             self._work.read(again, jobs)
-        repaid = self._work.pay(self.now)
+        # Money is shared out among all jobs; a pool that waits to be read is told of its own when that happens.
+        repaid = self._work.pay(self.now) & self.pools.keys()
         if again:
             self._read(again)
         self._declare((jobs | repaid) - again)

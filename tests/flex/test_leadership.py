@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import time
 from datetime import datetime, timedelta
+from typing import Any
 
 import pytest
 from django.db import connection
 
 from controlplane import flex
+from controlplane.budgets.models import Budget
 from controlplane.fleet.models import Slot, SlotTenure
 from controlplane.flex.controller import Controller
 from controlplane.flex.leadership import Leadership, LeadershipLost, read_shard
 from controlplane.flex.models import ControllerTerm, Decision, Grant, Lend, PoolSample
+from controlplane.jobs.models import Job
 from tests import factories
-from tests.flex.conftest import Band
+from tests.flex.conftest import Band, add_job
 
 
 def expire() -> None:
@@ -106,10 +109,10 @@ def test_a_leader_that_was_stopped_writes_nothing(busy: Band):
     assert not stale.leads
 
 
-def second_pool(now: datetime, **values: int) -> None:
+def second_pool(now: datetime, slug: str = "other", **values: Any) -> None:
     """A pool with a band of its own, whose agent says nothing."""
-    pool = factories.pool("other", **values)
-    agent = factories.agent(pool, "gpu-9", enrolled_at=now)
+    pool = factories.pool(slug, **values)
+    agent = factories.agent(pool, f"gpu-of-{slug}", enrolled_at=now)
     for name, kind in (("i1", "interactive"), ("b1", "batch"), ("f1", "flex")):
         slot = Slot.objects.create(pool=pool, name=name, band=kind, agent=agent)
         SlotTenure.objects.create(slot=slot, started_at=now - timedelta(minutes=5))
@@ -152,6 +155,26 @@ def test_a_new_leader_takes_a_large_fleet_in_some_pools_a_tick(busy: Band, monke
         busy.step(1)
         assert sorted(PoolSample.objects.filter(at=busy.now).values_list("pool_id", flat=True)) == pools
     assert busy.states()["f1"] == "lent", "its loan would have ended: it is read first"
+
+
+def test_money_that_changes_for_a_pool_that_waits_to_be_read_is_no_fault(busy: Band, monkeypatch):
+    """What is paid is shared out among all jobs, those of pools too that a new leader has not come to yet."""
+    second, third = busy.pool.pk - 2, busy.pool.pk - 1
+    second_pool(busy.now, "second", id=second)
+    second_pool(busy.now, "third", id=third)
+    busy.until_lent()
+    waits = add_job(busy, gpu_s=100, due_in=timedelta(hours=4))
+    Job.objects.filter(pk=waits.pk).update(pool_id=third, admission={"bound_nanos": 1_000 * waits.items})
+    limit = Budget.objects.create(
+        tenant=waits.tenant, name="plan", period="month", zone="UTC", limit_nanos=999, hard=True, created_at=busy.now,
+        updated_at=busy.now,
+    )  # fmt: skip
+    monkeypatch.setattr(flex.resident, "BEGIN_AT_ONCE", 1)
+    busy.restart()
+    busy.step(1)
+    Budget.objects.filter(pk=limit.pk).update(limit_nanos=2_000 * waits.items)
+    busy.step(2)
+    assert PoolSample.objects.get(pool_id=third, at=busy.now).required
 
 
 def test_a_plan_is_void_once_the_lease_lapsed_even_if_nobody_took_over(busy: Band):
