@@ -7,6 +7,7 @@ import gzip
 import socket
 import time
 from contextlib import asynccontextmanager, nullcontext
+from functools import partial
 
 import msgspec
 import pytest
@@ -28,6 +29,7 @@ from controlplane.wire.policy import SignedPolicy
 from controlplane.wire.problem import Problem
 from controlplane.wire.signing import from_text
 from tests import factories
+from tests.exchange.one_group import held_until, sent_in_turn
 from tests.exchange.test_answers import bundle
 from tests.usage_rows import usage_row
 
@@ -247,12 +249,10 @@ async def test_reports_of_one_agent_at_once_are_taken_once_and_in_order(over_soc
     assert sorted(answer.read(wire.Answer).repeat for answer in answers) == [False, True, True, True, True, True]
     agent.seq += 1
     # in one group: the second follows the first
-    monkeypatch.setattr(app.handlers._report_groups, "_window_s", 1.5)
-    sending = []
-    for seq in (2, 3):
-        report = agent.build(seq=seq, records=rows(world))
-        sending.append(asyncio.ensure_future(agent.send(report, app=ways[seq])))
-        await asyncio.sleep(0.1)
+    groups = app.handlers._report_groups
+    held_until(monkeypatch, groups, 2)
+    built = [agent.build(seq=seq, records=rows(world)) for seq in (2, 3)]
+    sending = await sent_in_turn(groups, [partial(agent.send, one, app=way) for one, way in zip(built, ways)])
     assert [(await one).read(wire.Answer).accepted_through for one in sending] == [2, 3]
     assert await stored() == (9, 9)
 
@@ -329,13 +329,11 @@ async def test_a_report_that_meets_a_fault_takes_no_other_of_its_group_with_it(
         return real(one, two, *more)
 
     monkeypatch.setattr(reports, step, broken)
-    monkeypatch.setattr(app.handlers._report_groups, "_window_s", 1.5)
+    groups = app.handlers._report_groups
+    held_until(monkeypatch, groups, 2)
     bad = agent.build(seq=9 if step == "incoming_of" else 1, refused_revision=1, refused_reason="breaks it")
     good = agent.build(seq=1 if step == "incoming_of" else 2, records=rows(world))
-    sending = []
-    for report in (bad, good):
-        sending.append(asyncio.ensure_future(agent.send(report, app=Socket(agent.app._port))))
-        await asyncio.sleep(0.1)
+    sending = await sent_in_turn(groups, [partial(agent.send, one, app=Socket(agent.app._port)) for one in (bad, good)])
     assert [(await one).status for one in sending] == [500, 200]
     assert await stored() == (3, 3)
 
@@ -354,12 +352,9 @@ async def test_what_one_answer_stumbles_over_keeps_no_other_of_its_group_from_it
         return real(agents, now)
 
     monkeypatch.setattr(taker, "_look", look)
-    monkeypatch.setattr(groups, "_window_s", 1.5)
-    sending = []
-    for seq in (1, 2):
-        report = agent.build(seq=seq, records=rows(world))
-        sending.append(asyncio.ensure_future(agent.send(report, app=Socket(agent.app._port))))
-        await asyncio.sleep(0.1)
+    held_until(monkeypatch, groups, 2)
+    built = [agent.build(seq=seq, records=rows(world)) for seq in (1, 2)]
+    sending = await sent_in_turn(groups, [partial(agent.send, one, app=Socket(agent.app._port)) for one in built])
     assert [(await one).status for one in sending] == [200, 200]
     assert looks == [2, 1, 1]
 

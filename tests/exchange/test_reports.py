@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import threading
 import time
 import uuid
 from datetime import UTC, datetime, timedelta
@@ -138,15 +139,17 @@ async def test_a_process_killed_between_commit_and_answer(agent, world, process)
     class Killed(BaseException):
         pass
 
-    real = group_commit.store_group
+    real, committed = group_commit.store_group, threading.Event()
 
     def commit_then_die(group, now):
         real(group, now)
+        committed.set()
         raise Killed
 
     agent.app._handlers._group_commit._work = commit_then_die
     task = asyncio.ensure_future(agent.send(report))
-    done, _ = await asyncio.wait([task], timeout=1.0)
+    assert await asyncio.to_thread(committed.wait, 60)
+    done, _ = await asyncio.wait([task], timeout=0.5)
     assert not done or isinstance(task.exception(), BaseException) or task.result().status >= 500
     task.cancel()
     assert await stored() == (3, 3, 0)
