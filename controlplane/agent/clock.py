@@ -5,7 +5,7 @@ import time
 from collections import deque
 from typing import Final
 
-from controlplane.wire.report import ClockReading, ahead_us
+from controlplane.wire.clock import ClockReading, ahead_us
 
 log = logging.getLogger(__name__)
 _monotonic_ns: Final = time.monotonic_ns

@@ -23,6 +23,7 @@ from controlplane.agent.errors import AgentError, Refused, Retired, Superseded, 
 from controlplane.agent.identity import Identity
 from controlplane.agent.key_rotation import KeyRotation
 from controlplane.agent.lease_desk import LeaseDesk
+from controlplane.agent.old_epochs import OldEpochs
 from controlplane.agent.options import Options
 from controlplane.agent.policy_state import LiveList, PolicyState, Trust
 from controlplane.agent.spool import EpochSpool, StoredReport
@@ -230,7 +231,7 @@ class Control:
 
     async def run(self) -> None:
         """Report until the process ends. Raises Superseded or Retired when it has to."""
-        old = asyncio.create_task(self._send_old_epochs())
+        old = asyncio.create_task(OldEpochs(self).run())
         try:
             failures = 0
             while True:
@@ -238,7 +239,7 @@ class Control:
                     sent = await self._turn()
                 except OSError as error:
                     # The disk: what was cut stays in memory until it can be written.
-                    self._lost_touch(f"reports cannot be written down: {error}")
+                    self.lost_touch(f"reports cannot be written down: {error}")
                     sent = False
                 failures = 0 if sent else failures + 1
                 if not sent:
@@ -298,10 +299,10 @@ class Control:
         try:
             answer = await self.client.report(body, epoch=spool.epoch, seq=report.seq)
         except Unreachable as error:
-            self._lost_touch(str(error))
+            self.lost_touch(str(error))
             return False
         except Refused as refused:
-            return self._refused(spool, report, refused)
+            return self.refused(spool, report, refused)
         self.engine.clock.compare(sent_us, answer.server_time_us)
         self.reachable, self.trouble = True, ""
         now_us = self.engine.clock.now_us()
@@ -311,12 +312,12 @@ class Control:
         self._apply(answer, sent_boot_us=sent_boot_us, sent_us=sent_us)
         return True
 
-    def _lost_touch(self, text: str) -> None:
+    def lost_touch(self, text: str) -> None:
         if self.reachable:
             log.warning("cut off from the control plane, working on with the last policy: %s", text)
         self.reachable, self.trouble = False, text
 
-    def _refused(self, spool: EpochSpool, report: StoredReport, refused: Refused) -> bool:
+    def refused(self, spool: EpochSpool, report: StoredReport, refused: Refused) -> bool:
         """A report was not taken; True when the next one may be sent at once."""
         now_us = self.engine.clock.now_us()
         if refused.code == "superseded":
@@ -343,7 +344,7 @@ class Control:
             return True
         if refused.code == "too_large" and self._recut(spool, report, refused, now_us):
             return True
-        self._lost_touch(f"report {report.seq} was refused: {refused}")
+        self.lost_touch(f"report {report.seq} was refused: {refused}")
         if refused.code != "too_large":
             log.error("report %d was refused: %s", report.seq, refused)
         return False
@@ -431,56 +432,6 @@ class Control:
             self.engine.apply_policy(document, self.live)
             log.info("revision %d applied", document.revision)
         self.report_now()
-
-    # -- old epochs ----------------------------------------------------------------------------------------------------
-
-    async def _send_old_epochs(self) -> None:
-        """Send what earlier processes spooled, under their numbers, and seal their epochs; oldest first."""
-        failures = 0
-        while True:
-            spool = self.store.next_to_send()
-            if spool is None:
-                await asyncio.sleep(1.0)
-                continue
-            try:
-                sent = await self._send_old(spool)
-            except OSError as error:
-                self._lost_touch(f"reports cannot be written down: {error}")
-                sent = False
-            failures = 0 if sent else failures + 1
-            if not sent:
-                await asyncio.sleep(backoff_s(failures))
-
-    async def _send_old(self, spool: EpochSpool) -> bool:
-        state, now_us = spool.state, self.engine.clock.now_us()
-        if not state.reports:
-            if state.accepted and state.accepted[-1].seal:
-                spool.seal(now_us)
-                log.info("epoch %d is sealed at report %d", spool.epoch, state.last_seq)
-                return True
-            spends = self.engine.leases.spends_of_epoch(spool.epoch)
-            if any(spend.reserved_nanos for spend in spends):  # by requests that this process goes on with
-                await asyncio.sleep(1.0)
-                return True
-            lost = len(state.opened)
-            reporting.cut_last_report(spool, now_us, [*spends, *self.store.spent_after(spool.epoch)])
-            if lost:
-                log.warning(
-                    "epoch %d: %d requests were in flight when its process ended: closed as lost", spool.epoch, lost
-                )
-        await asyncio.get_running_loop().run_in_executor(None, spool.sync)
-        report = state.reports[0]
-        try:
-            answer = await self.client.report(spool.body_of(report), epoch=self.epoch_now(), seq=report.seq)
-        except Unreachable:
-            return False
-        except Refused as refused:
-            if refused.code == "superseded":
-                log.error("epoch %d cannot be sent: %s", spool.epoch, refused)
-                return False
-            return self._refused(spool, report, refused)
-        spool.accept(max(answer.accepted_through, report.seq), self.engine.clock.now_us())
-        return True
 
     # -- the end -------------------------------------------------------------------------------------------------------
 

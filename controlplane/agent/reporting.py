@@ -19,10 +19,10 @@ from controlplane.agent.policy_state import LiveList, PolicyState
 from controlplane.agent.refusal_log import RefusalLog
 from controlplane.agent.spool import EpochSpool, StoredReport
 from controlplane.core.reasons import Outcome
+from controlplane.wire.clock import ClockReading, ahead_us
 from controlplane.wire.packed import NO_ROWS, pack, pack_row, read_report
 from controlplane.wire.report import (
     LAYOUT,
-    ClockReading,
     DecisionSample,
     ItemDone,
     LeaseSpend,
@@ -30,7 +30,6 @@ from controlplane.wire.report import (
     Report,
     SlotMeter,
     SlotUsage,
-    ahead_us,
 )
 
 RECORDS_MAX: Final = 8_000

@@ -38,7 +38,8 @@ from controlplane.usage.cursors import Verdict
 from controlplane.usage.ingest import SetAside
 from controlplane.usage.records import Records
 from controlplane.usage.validation import Bounds, Fault
-from controlplane.wire.report import FLAG_NOT_CHARGED, ahead_us
+from controlplane.wire.clock import ahead_us
+from controlplane.wire.report import FLAG_NOT_CHARGED
 
 _COMPLETED = Outcome.COMPLETED.code
 _UNKNOWN_IDS = {Fault.UNKNOWN_TENANT, Fault.UNKNOWN_CLASS, Fault.UNKNOWN_MODEL, Fault.UNKNOWN_SLOT, Fault.UNKNOWN_RATE}

@@ -7,6 +7,8 @@ GPU time are what was added since the report before it.
 
 from msgspec import Raw, Struct
 
+from controlplane.wire.clock import ClockReading
+
 LAYOUT = 1
 
 
@@ -300,30 +302,6 @@ class ItemDone(Struct, array_like=True, frozen=True):
     response: Raw
     reason: str = ""
     lease_id: int = 0
-
-
-class ClockReading(Struct, array_like=True, frozen=True):
-    """The agent's clock minus the control plane's, from the exchange with the shortest round trip of the last ones.
-
-    It is right within `error_us`, half of that round trip.
-    """
-
-    offset_us: int
-    error_us: int
-
-
-OFF_BY_US = 1_000_000
-"""A clock is only called wrong, and reckoned with, beyond this and the reading's error."""
-
-
-def ahead_us(reading: ClockReading | None) -> int:
-    """How far the agent's clock is ahead of the control plane's where it is certainly wrong, else 0.
-
-    Ends of leases are the control plane's times. Both sides compare them with the agent's time less this, by the
-    reading in the report: what one takes for over is over for the other.
-    """
-    wrong = reading is not None and abs(reading.offset_us) - reading.error_us > OFF_BY_US
-    return reading.offset_us if reading is not None and wrong else 0
 
 
 class LostReports(Struct, array_like=True, frozen=True):

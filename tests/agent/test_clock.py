@@ -11,7 +11,8 @@ import pytest
 from controlplane.agent.clock import BUSY_SLEW_US, READINGS, Clock, OffsetFilter
 from controlplane.agent.purses import LeaseBook
 from controlplane.core.admission_snapshot import BudgetView
-from controlplane.wire.report import OFF_BY_US, ClockReading, Lease, ahead_us
+from controlplane.wire.clock import OFF_BY_US, ClockReading, ahead_us
+from controlplane.wire.report import Lease
 from tests.agent.wire_client import WireClient, chat_body, post
 
 S = 1_000_000

@@ -8,7 +8,8 @@ from asgiref.sync import sync_to_async
 
 from controlplane.fleet.models import AgentLive
 from controlplane.usage.models import AgentCursor, Quarantine, UsageRecord
-from controlplane.wire.report import ClockReading, LostReports
+from controlplane.wire.clock import ClockReading
+from controlplane.wire.report import LostReports
 from tests.usage_rows import usage_row
 
 
