@@ -33,7 +33,7 @@ async def ready(port: int) -> tuple[int, str]:
 async def test_what_is_answered_to_the_end_is_on_disk(make_agent):
     agent = await make_agent(speed=2)
     running, later = await WireClient.connect(agent.port), await WireClient.connect(agent.port)
-    running.send(post(chat_body(max_tokens=40, ignore_eos=True)))
+    running.send(post(chat_body(max_tokens=150, ignore_eos=True)))  # two seconds: the disk is full before it ends
     await agent.until(lambda: agent.engine.calls)
     await asyncio.sleep(0.05)
     with full_disk():

@@ -40,8 +40,8 @@ def address(exporter: Server) -> str:
 
 @pytest_asyncio.fixture
 async def watch(exporter, monkeypatch):
-    """A watch that looks when it is told."""
-    monkeypatch.setattr(pages, "TIMEOUT_S", 0.6)
+    """A watch that looks when it is told, and waits for as long as a busy machine takes."""
+    monkeypatch.setattr(pages, "TIMEOUT_S", 60.0)
     made = GpuWatch(address(exporter))
     yield made
     await made.close()
@@ -50,7 +50,7 @@ async def watch(exporter, monkeypatch):
 async def test_it_is_unknown_until_it_was_read(watch):
     assert watch.memory == UNKNOWN and watch.age_s is None
     await watch.scrape()
-    assert watch.memory == BOTH and watch.age_s < 1
+    assert watch.memory == BOTH and watch.age_s < 10
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,9 @@ async def test_it_is_unknown_until_it_was_read(watch):
         (b"HELLO\r\n\r\nconnection: close", "broken"),
     ],
 )
-async def test_a_look_that_brings_nothing_is_counted(watch, exporter, answer, reason):
+async def test_a_look_that_brings_nothing_is_counted(watch, exporter, monkeypatch, answer, reason):
+    if reason == "timeout":
+        monkeypatch.setattr(pages, "TIMEOUT_S", 0.8)
     exporter.answers = {"/metrics": answer, "/elsewhere": ok(dcgm.page())}
     await watch.scrape()
     assert watch.failed == {reason: 1} and watch.memory == UNKNOWN

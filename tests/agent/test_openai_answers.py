@@ -160,6 +160,8 @@ async def test_what_stands_behind_an_answer_is_not_the_next_ones(make_agent, lat
     """Bytes that nobody asked for end the connection, whether they come with the answer or after it."""
     stray = b'HTTP/1.1 200 OK\r\ncontent-length: 24\r\n\r\n{"choices":["not yours"]}'
 
+    said = asyncio.Event()
+
     async def script(server, __, writer):
         up.respond(writer, 200, up.WHOLE)
         if len(server.bodies) == 1:
@@ -167,13 +169,16 @@ async def test_what_stands_behind_an_answer_is_not_the_next_ones(make_agent, lat
                 await writer.drain()
                 await asyncio.sleep(0.02)
             writer.write(stray)
+            said.set()
 
     async with Upstream(script) as server:
         agent = await make_agent(backend=OpenAIBackend(server.url))
         client = await WireClient.connect(agent.port)
         for _ in range(3):
             assert (await client.ask(post(chat_body()))).body == up.WHOLE
-            await asyncio.sleep(0.05)
+            await asyncio.wait_for(said.wait(), 60)
+            for _ in range(10):  # turns of the loop, in which the agent reads it
+                await asyncio.sleep(0.005)
         assert server.connections == 2, "one more for the one that talked out of turn"
         agent.assert_nothing_held()
 

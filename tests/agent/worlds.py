@@ -46,6 +46,7 @@ from controlplane.wire.report import Exhausted, LiveDelta, LiveItem
 
 __all__ = ["Exhausted", "LiveTenant", "SlotState"]
 
+LOOK_S = 0.005
 INSTALLATION = "11111111-2222-4333-8444-555555555555"
 POOL = "llama"
 MODEL = "llama-70b"
@@ -280,12 +281,17 @@ class Agent:
         self.spool.close()
 
     async def until(self, condition, within_s: float = 30.0) -> None:
-        """Wait for something that the event loop will bring about; long enough for a machine that does much else."""
+        """Wait for something that the event loop will bring about; long enough for a machine that does much else.
+
+        Seconds alone would tell of the machine where a promise is short: the loop is given half of the turns, too, that
+        it has in that time at rest.
+        """
         loop = asyncio.get_running_loop()
-        end = loop.time() + within_s
+        end, turns = loop.time() + within_s, int(within_s / LOOK_S / 2)
         while not condition():
-            assert loop.time() < end, "it did not happen in time"
-            await asyncio.sleep(0.005)
+            assert loop.time() < end or turns > 0, "it did not happen in time"
+            await asyncio.sleep(LOOK_S)
+            turns -= 1
 
     def closed_rows(self):
         return [entry.row for entry in self.spool.state.closed]

@@ -75,7 +75,7 @@ class Far:
 
     def until(self, number):
         while self.state.get("n", -1) < number:
-            frame = json.loads(self.one.recv(timeout=10))
+            frame = json.loads(self.one.recv(timeout=60))
             if frame["type"] == "snapshot":
                 self.state = frame["data"]
             else:

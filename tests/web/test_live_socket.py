@@ -114,10 +114,11 @@ def test_a_lost_connection_is_a_banner_after_three_seconds_and_comes_back(live_p
     seen(live_page, 1)
     port = peer.port
     peer.server.shutdown()
+    closed = time.monotonic()
     peer.connection.close()
     banner = live_page.locator("#connection-banner")
     time.sleep(1)
-    assert not banner.is_visible()
+    assert not banner.is_visible() or time.monotonic() - closed > 2.9, "three seconds had passed on a busy machine"
     banner.wait_for(state="visible", timeout=60_000)
     assert "Connection lost, trying again. Last update" in banner.inner_text()
     back = serve(peer._talk, "127.0.0.1", port)

@@ -103,13 +103,13 @@ def answering(answer: bytes, *, pause_s: float = 0.0):
 
     def serve() -> None:
         with server:
-            server.settimeout(5)
+            server.settimeout(60)
             try:
                 connection, _ = server.accept()
             except OSError:
                 return
             with connection:
-                connection.settimeout(5)
+                connection.settimeout(60)
                 heard.append(_request(connection))
                 try:
                     for piece in [answer] if not pause_s else [answer[i : i + 1] for i in range(len(answer))]:
