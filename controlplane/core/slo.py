@@ -139,16 +139,11 @@ class Compliance:
     @property
     def burn(self) -> float | None:
         """The burn rate as the float next to it: whole numbers divide to what the fraction would be made into."""
-        if not self.total:
-            return None
-        kept = self.target.denominator - self.target.numerator
-        return self.bad * self.target.denominator / (self.total * kept)
+        return _burn(self.bad, self.total, self.target) if self.total else None
 
     def burns(self, factor: Fraction) -> bool:
-        """Whether the burn rate is known and at least `factor`; exact, without making either fraction."""
-        kept = self.target.denominator - self.target.numerator
-        burnt = self.bad * self.target.denominator * factor.denominator
-        return bool(self.total) and burnt >= factor.numerator * self.total * kept
+        """Whether the burn rate is known and at least `factor`."""
+        return bool(self.total) and _over(self.bad, self.total, self.target, factor.numerator, factor.denominator) >= 0
 
     @property
     def interval(self) -> Interval | None:
@@ -168,6 +163,17 @@ class ObjectiveResult:
     minutes_in_range: int
     minutes_out_of_range: int
     offered_out_of_range: int
+
+
+def _burn(bad: int, total: int, target: Fraction) -> float:
+    return bad * target.denominator / (total * (target.denominator - target.numerator))
+
+
+def _over(bad: int, total: int, target: Fraction, numerator: int, denominator: int) -> int:
+    """Over 0, 0 or under it as the burn rate is over numerator / denominator, equal or under; exact, without fractions:
+    thousands of contracts are compared for one page.
+    """
+    return bad * target.denominator * denominator - numerator * total * (target.denominator - target.numerator)
 
 
 def judge_population(totals: Totals, population: Population, objective: Objective) -> Compliance:
@@ -190,9 +196,7 @@ def burn_of(totals: Totals, objective: Objective) -> float | None:
     total = totals.size(objective.population)
     if not total or not totals.sensible:
         return None
-    kept = objective.target.denominator - objective.target.numerator
-    # As `Compliance.burn`, without the row around it.
-    return (total - totals.good) * objective.target.denominator / (total * kept)
+    return _burn(total - totals.good, total, objective.target)
 
 
 def burns_at(factor: Fraction, totals: Totals, objective: Objective) -> bool:
@@ -200,9 +204,7 @@ def burns_at(factor: Fraction, totals: Totals, objective: Objective) -> bool:
     total = totals.size(objective.population)
     if not total or not totals.sensible:
         return False
-    target = objective.target
-    burnt = (total - totals.good) * target.denominator * factor.denominator
-    return burnt >= factor.numerator * total * (target.denominator - target.numerator)
+    return _over(total - totals.good, total, objective.target, factor.numerator, factor.denominator) >= 0
 
 
 def judge_totals(totals: Totals, objective: Objective) -> ObjectiveResult:
@@ -257,6 +259,5 @@ def budget_remaining(totals: Totals, objective: Objective) -> Fraction | None:
 def budget_is_under(share: Fraction, totals: Totals, objective: Objective) -> bool:
     """Whether `budget_remaining` is known and under a share, without making its fraction."""
     judged = judge_population(totals, objective.population, objective)
-    kept = objective.target.denominator - objective.target.numerator
-    burnt = judged.bad * objective.target.denominator * share.denominator
-    return bool(judged.total) and burnt > (share.denominator - share.numerator) * judged.total * kept
+    spent = share.denominator - share.numerator
+    return bool(judged.total) and _over(judged.bad, judged.total, objective.target, spent, share.denominator) > 0
