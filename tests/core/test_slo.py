@@ -1,7 +1,7 @@
 from fractions import Fraction
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from controlplane.core.slo import (
@@ -14,6 +14,7 @@ from controlplane.core.slo import (
     budget_is_under,
     budget_remaining,
     burn_of,
+    burns_at,
     exact_share,
     judge_population,
     judge_totals,
@@ -113,11 +114,15 @@ def test_constant_success_keeps_the_whole_budget() -> None:
     st.lists(st.integers(-1, 40), min_size=5, max_size=5), st.sampled_from(Population),
     st.sampled_from([Fraction(9, 10), Fraction(99, 100), Fraction(1, 3)]), st.fractions(-1, 1, max_denominator=20),
 )  # fmt: skip
+@example([20, 20, 20, 19, 0], Population.OFFERED, Fraction(9, 10), Fraction(1, 2))
 def test_short_ways_agree_with_exact_shares(counted, population, target, share) -> None:
     totals, objective = Totals(*counted), Objective(target, population)
     judged, left = judge_population(totals, population, objective), budget_remaining(totals, objective)
     assert judged.burn == burn_of(totals, objective) == (None if left is None else float(1 - left))
     assert budget_is_under(share, totals, objective) == (left is not None and left < share)
+    for factor in (share, 1 - share):
+        over = left is not None and 1 - left >= factor
+        assert judged.burns(factor) == burns_at(factor, totals, objective) == over
     assert totals.sensible == (
         min(counted) >= 0
         and totals.good <= totals.successful
