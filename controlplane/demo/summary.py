@@ -15,7 +15,8 @@ from controlplane.demo.plan import TrafficResult
 from controlplane.demo.viewer import ViewerResult
 from controlplane.fleet.models import Agent, AgentLive
 from controlplane.flex.models import Lend
-from controlplane.live.contracts import evaluate, in_force
+from controlplane.live.contracts import evaluate
+from controlplane.live.in_force import in_force
 from controlplane.policy.models import Delivery, Revision
 from controlplane.usage.models import AgentCursor
 

@@ -21,6 +21,7 @@ from controlplane.core.period import from_us
 from controlplane.jobs.key_authentication import KeyAuthentication
 from controlplane.live import alerting, contracts, deadlines, readings
 from controlplane.live.answers import OpenAlertsSerializer, RequestStorySerializer, SloStatusSerializer
+from controlplane.live.in_force import in_force
 from controlplane.live.refusal_lookup import refused_minute
 from controlplane.live.request_story import as_json, visible_story
 from controlplane.tenants.queries import visible_tenants
@@ -58,7 +59,7 @@ class SloStatus(APIView):
     @extend_schema(operation_id="slo_status", responses=SloStatusSerializer)
     def get(self, request: Request) -> Response:
         now = timezone.now()
-        rows = contracts.in_force(now, visible_contracts(request.user))
+        rows = in_force(now, visible_contracts(request.user))
         evaluations, nights = contracts.evaluate(rows, now), deadlines.evaluate(rows, now)
         said = []
         for row in rows:

@@ -10,7 +10,8 @@ from controlplane.contracts.queries import Standing
 from controlplane.core.burn import Severity
 from controlplane.fleet.models import Pool, Slot
 from controlplane.flex.actions import freeze_and_recall
-from controlplane.live.contracts import Evaluation, evaluate, in_force
+from controlplane.live.contracts import Evaluation, evaluate
+from controlplane.live.in_force import in_force
 
 ACTOR = Actor.system("burn-rate alert")
 LOOK_EVERY = timedelta(seconds=10)

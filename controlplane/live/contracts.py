@@ -13,10 +13,9 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from django.db import connection
-from django.db.models import QuerySet
 
 from controlplane.contracts.models import Contract, ContractVersion
-from controlplane.contracts.queries import Standing, standings
+from controlplane.contracts.queries import Standing
 from controlplane.core.burn import (
     AbsenceTimes,
     BurnRule,
@@ -74,9 +73,6 @@ SELECT version.contract_id, counts.minute, sum(counts.offered)::bigint, sum(coun
  WHERE counts.minute >= %(since)s AND counts.minute < %(until)s AND version.contract_id = ANY(%(contracts)s)
  GROUP BY version.contract_id, counts.minute
 """
-
-
-CONTRACT_COLUMNS = ("slug", "name", "workload_class_id", "tenant_id")
 
 
 @dataclass(frozen=True)
@@ -172,14 +168,6 @@ def objective_of(version: ContractVersion) -> Objective:
 def _objective(target_ppm: int, population: str, load_max_per_s: float | None, min_events: int) -> Objective:
     # Of thousands of contracts few promise something of their own.
     return Objective(Fraction(target_ppm, PPM), Population(population), load_max_per_s, min_events)
-
-
-def in_force(now: datetime, contracts: QuerySet[Contract] | None = None) -> list[Standing]:
-    """Contracts that are not archived (or those of them in `contracts`) with the version in force, by slug."""
-    rows = (Contract.objects if contracts is None else contracts).filter(archived_at=None)
-    # Of a tenant what a row names, and each class once: whole ones are most of what a thousand contracts take.
-    rows = rows.select_related(None).select_related("tenant").prefetch_related("workload_class")
-    return standings(rows.only(*CONTRACT_COLUMNS, "tenant__slug", "tenant__name").order_by("slug"), now)
 
 
 def evaluate(

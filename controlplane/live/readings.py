@@ -25,11 +25,11 @@ from controlplane.flex.telemetry import week_start
 from controlplane.live import contracts, deadlines, job_risks, stages
 from controlplane.live.act_kinds import ACTS
 from controlplane.live.engines import Point
+from controlplane.live.in_force import in_force
 from controlplane.live.queues import AgentWord, QueueNames
 from controlplane.live.strip import WINDOW, DecisionRow, Lane, SlotNow
 from controlplane.policy.models import Revision
 from controlplane.policy.queries import AgentDrift, drift
-from controlplane.tenants.models import Tenant
 from controlplane.usage.models import RefusalMinute, SlotMinute
 from controlplane.usage.uncounted import Uncounted, uncounted
 
@@ -173,7 +173,7 @@ class SlowParts:
 
 def read_slow(now: datetime) -> SlowParts:
     """The parts that change by the minute."""
-    rows = contracts.in_force(now)
+    rows = in_force(now)
     evaluations = contracts.evaluate(rows, now, with_causes=False)
     versions = [evaluation.version for evaluation in contracts.watched(evaluations.values())]
     return SlowParts(
@@ -199,6 +199,7 @@ def read(now: datetime, slow: SlowParts | None = None, *, with_lanes: bool = Tru
     classes = {row.slug: row for row in WorkloadClass.objects.exclude(state=WorkloadClass.State.ARCHIVED)}
     agents = _agents()
     slots = _slots()
+    refused = _refused(now)
     return Reading(
         now=now,
         pools=pools,
@@ -209,10 +210,8 @@ def read(now: datetime, slow: SlowParts | None = None, *, with_lanes: bool = Tru
         lend_checks=_lend_checks(),
         samples=_samples(),
         last_decisions=_last_decisions(),
-        refused=_refused(now),
-        names=QueueNames(
-            {row.pk: (row.slug, row.kind) for row in classes.values()}, dict(Tenant.objects.values_list("pk", "slug"))
-        ),
+        refused=refused,
+        names=QueueNames({row.pk: (row.slug, row.kind) for row in classes.values()}, _slugs_of_queued(agents, refused)),
         classes=classes,
         standings=slow.standings,
         evaluations=slow.evaluations,
@@ -232,6 +231,20 @@ def read(now: datetime, slow: SlowParts | None = None, *, with_lanes: bool = Tru
 def _agents() -> list[Agent]:
     rows = Agent.objects.filter(state=Agent.State.ACTIVE).select_related("live").order_by("name")
     return list(rows.only("name", "pool_id", "live__reported_at", "live__figures", "live__revision"))
+
+
+def _slugs_of_queued(
+    agents: Sequence[Agent], refused: Mapping[int, Mapping[tuple[int, int], object]]
+) -> dict[int, str]:
+    """Of the tenants that have a row in a queue: a few hundred of ten thousand."""
+    ids = {tenant_id for rows in refused.values() for _, tenant_id in rows}
+    for agent in agents:
+        live = getattr(agent, "live", None)
+        if live is not None:
+            ids.update(row["tenant_id"] for row in live.figures.get("tenants", ()))
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT id, slug FROM tenants_tenant WHERE id = ANY(%s)", [sorted(ids)])
+        return dict(cursor.fetchall())
 
 
 _Slots = list[tuple[int, SlotNow]]
