@@ -57,7 +57,7 @@ async def report(agent, world) -> None:
 
 
 async def test_reports_are_taken_while_pages_hold_every_thread_and_connection(agent, world):
-    """Field case F 88: ingest does not share its connections with the pages."""
+    """Ingest does not share its connections with the pages."""
     loop = asyncio.get_running_loop()
     busy = await loop.run_in_executor(None, BusyPages().__enter__)
     stuck = threading.Event()

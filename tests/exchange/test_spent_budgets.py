@@ -47,7 +47,7 @@ def rotate(world, number: int) -> ApiKey:
 
 
 async def test_a_rotated_key_meets_the_same_refusal_and_the_same_counter(agent, world, spent):
-    """Field case A 14, for leases: the counter is of who the key is, not of its secret."""
+    """The counter is of who the key is, not of its secret."""
     before = (await agent.lease(world.tenant.pk, 1_000)).exhausted
     assert before and before[0].budget.startswith("acme: plan")
     for number in range(3):

@@ -55,7 +55,7 @@ def there(day: date) -> bool:
 
 
 def test_a_day_goes_with_all_that_belongs_to_its_items_once_all_its_jobs_are_purged(world):
-    """Field case F 85: rows of a side table outlive what they belong to. Also what a purge that was killed left."""
+    """No row of a side table outlives what it belongs to; neither does what a purge that was killed left."""
     first, second, kept = job_of(world, OLD, 3), job_of(world, OLD, 2), job_of(world, OLDER, 4)
     assert [model.objects.count() for model in ROWS] == [9, 9, 9]
     Job.objects.filter(pk=first.pk).update(rows_purged_at=timezone.now())

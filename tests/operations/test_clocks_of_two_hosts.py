@@ -56,7 +56,7 @@ def subtractions(file: str, tree: ast.Module) -> list[str]:
 
 
 def test_no_instant_is_taken_from_one_of_another_host():
-    """Field case D 58: a start by one clock and an end by another give a negative latency."""
+    """A start by one clock and an end by another give a negative latency."""
     found = [
         place
         for file, tree in parsed().items()

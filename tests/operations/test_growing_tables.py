@@ -85,7 +85,7 @@ def declared() -> list[str]:
 
 
 def test_every_model_is_declared_once():
-    """Field case F 85: a side table that nobody prunes grows to gigabytes. Each has an end or says that it has none."""
+    """A side table that nobody prunes grows to gigabytes: each has an end or says that it has none."""
     found = declared()
     assert sorted(found) == sorted(set(found)), "a model is declared twice"
     assert set(found) == models()

@@ -59,7 +59,7 @@ def told(rule) -> list[str]:
 
 
 def test_upserts_of_many_rows_are_in_the_order_of_their_keys():
-    """Field case F 83: several writers of the same rows in orders of their own wait for each other in a circle."""
+    """Several writers of the same rows in orders of their own wait for each other in a circle."""
     assert told(upsert_out_of_order) == []
 
 
@@ -74,7 +74,7 @@ def test_locks_of_many_rows_are_taken_in_order_or_skipped():
 
 
 def test_claims_of_a_queue_pass_what_another_has():
-    """Field case F 83, its other way: workers of one queue skip what is locked."""
+    """Workers of one queue that wait for a locked row all wait for the slowest: they skip it."""
     assert told(claim_that_waits) == []
 
 
