@@ -53,7 +53,7 @@ class JobPermission(RolePermission):
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WrittenDeadline:
     """A deadline with its text, which says the same tomorrow; `clock` where it is a time and a zone."""
 
     at: datetime
@@ -65,14 +65,14 @@ class Written:
 class DeadlineField(serializers.CharField):
     """An instant with its offset, or a time and a zone: a wall clock without one would be somebody's guess."""
 
-    def to_internal_value(self, data: Any) -> Written:  # type: ignore[override]
+    def to_internal_value(self, data: Any) -> WrittenDeadline:  # type: ignore[override]
         text = super().to_internal_value(data).strip()
         try:
             at = read_deadline(text, timezone.now())
         except ValueError as error:
             raise serializers.ValidationError(str(error)) from None
         clock = is_clock(text)
-        return Written(at, text if clock else at.isoformat(), clock)
+        return WrittenDeadline(at, text if clock else at.isoformat(), clock)
 
 
 _USED = {
@@ -347,7 +347,7 @@ class JobViewSet(ListModelMixin, VersionedViewSet):
         if missing or "endpoint" in values:
             wrong = {name: ["Say how many, or send input_file or requests."] for name in missing}
             raise serializers.ValidationError(wrong or {"endpoint": ["Only requests that are run here have one."]})
-        due: Written | None = values.pop("deadline", None)
+        due: WrittenDeadline | None = values.pop("deadline", None)
         order = JobOrder(
             class_slug=values.pop("class"),
             best_effort=values.pop("best_effort", False),
