@@ -89,8 +89,9 @@ class SlotMeter:
             raise ValueError(f"the weight of {request_id} must be a positive integer, not {weight}")
         if request_id in self._named:
             raise ValueError(f"{request_id} already runs on this slot")
-        stay = self._named[request_id] = Stay(request_id, tenant, class_, weight)
+        stay = Stay(request_id, tenant, class_, weight)
         self.begin(stay, at_us)
+        self._named[request_id] = stay
         return stay
 
     def begin(self, stay: Stay, at_us: int) -> None:

@@ -180,6 +180,8 @@ def test_illegal_calls_say_whose_fault_it_is() -> None:
         meter.start("b", 10, weight=0)
     with pytest.raises(ValueError, match="went back"):
         meter.end("a", 9)
+    with pytest.raises(ValueError, match="went back"):
+        meter.start("b", 9)
     with pytest.raises(KeyError):
         meter.end("b", 10)
     with pytest.raises(ValueError, match="ends before"):
