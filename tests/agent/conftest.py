@@ -10,6 +10,7 @@ import uvloop
 from django.db import connection
 from django.utils import timezone
 
+from controlplane.agent import front_desk
 from controlplane.exchange.catalogue import catalogue
 from controlplane.exchange.database import close_pools
 from controlplane.ledger.models import RateCard
@@ -39,6 +40,12 @@ async def make_agent(tmp_path: Path) -> AsyncIterator[Callable[..., object]]:
     yield make
     for agent in made:
         await agent.close()
+
+
+@pytest.fixture
+def long_lease_wait(monkeypatch) -> None:
+    """A request waits for its lease as long as a busy machine takes to grant one, where 250 ms is the promise."""
+    monkeypatch.setattr(front_desk, "LEASE_WAIT_US", 60_000_000)
 
 
 @pytest.fixture

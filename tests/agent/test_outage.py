@@ -144,7 +144,9 @@ class TestWithTheControlPlane:
         rows = BudgetWindow.objects.filter(hard=True)
         return rows.exists() and not rows.filter(limit_nanos__lt=F("settled_nanos") + F("leased_nanos")).exists()
 
-    async def test_an_outage_is_lived_through_on_the_slice_and_settled_after_it(self, world, tmp_path, settings):
+    async def test_an_outage_is_lived_through_on_the_slice_and_settled_after_it(
+        self, world, tmp_path, settings, monkeypatch
+    ):
         settings.OUTAGE_SLICE_PERCENT = 10
         limit_nanos = 30_000_000
         await cp.in_database(cp.hard_budget)(world.tenant, limit_nanos)
@@ -174,6 +176,7 @@ class TestWithTheControlPlane:
             assert f'flexband_outage_requests_total{{decision="{decision}"}} {outage[decision]}' in page
         async with cp.control_plane(port):
             await cp.until(lambda: process.control.reachable, 60)
+            monkeypatch.setattr(front_desk, "LEASE_WAIT_US", 60_000_000)
             assert await self.clients(process, 1) == ["ok"], "the control plane leases again"
             await context.__aexit__(None, None, None)
         rows = await cp.in_database(lambda: list(LeaseRow.objects.filter(outage=True)))()
@@ -243,11 +246,20 @@ class TestWithTheControlPlane:
         assert (window.settled_nanos, window.leased_nanos) == (charged, 0)
         assert await cp.quarantined() == []
 
-    async def test_many_first_requests_at_once_are_leased_for_together(self, world, tmp_path):
+    async def test_many_first_requests_at_once_are_leased_for_together(self, world, tmp_path, long_lease_wait):
         """Forty requests of a tenant nobody leased for yet: what waits is asked for, not one request."""
         await cp.in_database(cp.hard_budget)(world.tenant, 10_000_000_000)
         world.tenant.max_concurrency = 64
         await cp.in_database(world.tenant.save)()
         async with cp.serving_agent(world, tmp_path / "state") as process:
+            desk, ask_lease = process.engine.desk, process.engine.desk.ask_lease
+
+            def once_all_wait(tenant_id: int, need_nanos: int, job: str) -> None:
+                if len(desk.waiting[tenant_id]) == 40:
+                    desk.ask_lease = ask_lease
+                    ask_lease(tenant_id, need_nanos, job)
+
+            desk.ask_lease = once_all_wait
             assert await self.clients(process, 40) == ["ok"] * 40
             assert await cp.in_database(self.invariant)()
+        assert await cp.in_database(LeaseRow.objects.count)() == 1

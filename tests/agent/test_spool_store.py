@@ -115,7 +115,7 @@ def test_what_was_spent_of_any_epoch_is_known_before_its_seal(tmp_path_factory, 
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("cut", [False, True], ids=["in the journal", "in a report that waits"])
-async def test_spend_after_a_second_hello_is_settled_when_the_agent_is_killed(world, tmp_path, cut):
+async def test_spend_after_a_second_hello_is_settled_when_the_agent_is_killed(world, tmp_path, cut, long_lease_wait):
     """A request of the first epoch's lease ends under the second epoch, and nothing can be told before the kill."""
     await cp.in_database(cp.hard_budget)(world.tenant, 10**10)
     token = await cp.in_database(world.token)()

@@ -171,7 +171,9 @@ async def test_a_hard_budget_is_leased_spent_and_named_when_it_is_used_up(world,
     assert await cp.quarantined() == []
 
 
-async def test_a_new_secret_of_a_key_that_is_over_its_budget_is_refused_like_the_old_one(world, tmp_path):
+async def test_a_new_secret_of_a_key_that_is_over_its_budget_is_refused_like_the_old_one(
+    world, tmp_path, long_lease_wait
+):
     """Rotating the secret clears no budget window, since the budget belongs to who the key is."""
     world.key.live_number = await cp.in_database(next_live_number)()
     await cp.in_database(world.key.save)()
