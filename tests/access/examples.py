@@ -6,7 +6,6 @@ argument's value. Objects that belong to no tenant ignore it. Texts of a strange
 matrix looks for it where it must not appear. A function may make its object more than once: use get_or_create.
 """
 
-import json
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -17,8 +16,6 @@ from django.utils import timezone
 
 from controlplane.access.models import Invitation, PersonalToken, Session
 from controlplane.access.queries import hashed
-from controlplane.alerts.delivering import tell_test
-from controlplane.alerts.models import Alert, Delivery, Receiver, Silence
 from controlplane.audit.actors import Actor
 from controlplane.audit.models import AuditEntry
 from controlplane.budgets import actions as budget_actions
@@ -27,7 +24,6 @@ from controlplane.budgets.models import Budget, BudgetIncrease
 from controlplane.contracts.actions import create_contract
 from controlplane.contracts.models import Contract
 from controlplane.core.reasons import Reason
-from controlplane.experiments.models import Experiment, ExperimentResult
 from controlplane.fleet.actions import create_enrolment_token, request_drain
 from controlplane.flex.models import Decision, Lend
 from controlplane.jobs.models import Batch, Job, StoredFile
@@ -40,6 +36,8 @@ from controlplane.tenants import key_actions
 from controlplane.tenants.models import ApiKey, Member, Tenant
 from controlplane.usage.models import DecisionSample
 from tests import factories
+from tests.access.alert_examples import alert, delivery, receiver, silence
+from tests.access.lab_examples import experiment, experiment_kind, share_token
 from tests.flex.conftest import make_band
 
 MARK = {"acme": "acme-own-mark", "stranger": "stranger-only-mark"}
@@ -325,33 +323,6 @@ def decision(owner: str) -> int:
     return Decision.objects.filter(pool__slug=pool(owner)).latest("pk").pk
 
 
-def alert(owner: str) -> int:
-    values = {
-        "kind": "lost", "severity": "page", "grade": "unknown", "word": "Lost", "group": "pool:a", "title": "Lost",
-        "raised_at": factories.NOW, "seen_at": factories.NOW,
-    }  # fmt: skip
-    return Alert.objects.get_or_create(key="lost-a", resolved_at=None, defaults=values)[0].pk
-
-
-def silence(owner: str) -> int:
-    values = {"starts_at": factories.NOW, "ends_at": timezone.now() + timedelta(days=1), "created_at": factories.NOW}
-    return Silence.objects.get_or_create(pool="a", ended_at=None, defaults=values)[0].pk
-
-
-def receiver(owner: str) -> int:
-    values = {
-        "kind": "webhook", "target": "https://example.com/hook", "created_at": factories.NOW,
-        "updated_at": factories.NOW,
-    }  # fmt: skip
-    return Receiver.objects.get_or_create(name="pager", archived_at=None, defaults=values)[0].pk
-
-
-def delivery(owner: str) -> int:
-    row = Receiver.objects.get(pk=receiver(owner))
-    found = Delivery.objects.filter(receiver=row).first() or tell_test(row, "ada", factories.NOW)
-    return found.pk
-
-
 def invitation_secret(owner: str) -> str:
     invitation(owner)
     return f"secret of {owner}"
@@ -386,41 +357,6 @@ def session_id(owner: str) -> UUID:
 def passkey(owner: str) -> int:
     return 1
 
-
-def experiment(owner: str) -> int:
-    """An interference test that is done, with a link."""
-    row, made = Experiment.objects.get_or_create(
-        title="example",
-        defaults={
-            "kind": "interference", "parameters": {}, "arguments": [], "seed": 1, "state": "done",
-            "share_token": "example-token", "created_at": factories.NOW, "created_by": "ada",
-        },
-    )  # fmt: skip
-    if made:
-        ExperimentResult.objects.create(
-            experiment=row, content=json.dumps(EXPERIMENT_ANSWER).encode(), sha256="0" * 64, code_version="0" * 16,
-            seconds=1.0, created_at=factories.NOW,
-        )  # fmt: skip
-    return row.pk
-
-
-def share_token(owner: str) -> str:
-    experiment(owner)
-    return "example-token"
-
-
-def experiment_kind(owner: str) -> str:
-    return "batching"
-
-
-EXPERIMENT_ANSWER = {
-    "note": "simulated", "seed": 1, "bands": ["interactive"], "service": "constants",
-    "objective": {"ttft_ms": 700, "target": 0.99}, "safe_rates": {"1": 2.0}, "stages": {},
-    "evidence": {
-        "interactive_met": None, "batch_met": None, "forecast_rate_per_s": 1.0, "safe_rate_one_failed_per_s": None,
-    },
-    "verdict": "unknown", "reasons": ["not_tested"],
-}  # fmt: skip
 
 ARGUMENTS: dict[tuple[str, str], Maker] = {
     ("lab/", "pk"): experiment,
