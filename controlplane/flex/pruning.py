@@ -10,15 +10,21 @@ from __future__ import annotations
 import time
 from datetime import datetime, timedelta
 
-from django.db import connection
+from django.db import OperationalError, connection, transaction
+from psycopg.errors import QueryCanceled
 
 SAMPLES_KEPT = timedelta(hours=48)
 MINUTES_KEPT = timedelta(days=90)
-FIRST_SLICE = timedelta(seconds=2)
-LEAST_SLICE = timedelta(seconds=1)
+#: More than passes from tick to tick: a leader for which each slice is slow catches up all the same.
+LEAST_SLICE = timedelta(seconds=2)
+#: Of a slice without anything to remove: it is slow because the database is, and a shorter one takes as long.
+LEAST_EMPTY_SLICE = timedelta(minutes=1)
 LONGEST_SLICE = timedelta(hours=1)
 #: A slice that takes less is doubled, one that takes more than twice as long is halved.
 SLICE_TAKES_S = 0.02
+#: Time without samples is gone through by the hour, and may end where a thousand pools wrote each second: when nobody
+#: led for a while, all of that is due at once. A slice that takes longer is given up for a shorter one.
+SLICE_TAKES_MOST_MS = 500
 OLD_EVERY = timedelta(minutes=1)
 OLD_AT_ONCE = 50_000
 
@@ -36,7 +42,7 @@ class Pruner:
 
     def __init__(self) -> None:
         self._done_to: datetime | None = None
-        self._slice = FIRST_SLICE
+        self._slice = LEAST_SLICE
         self._removed_old_at: datetime | None = None
 
     def prune(self, now: datetime) -> int:
@@ -49,20 +55,41 @@ class Pruner:
         if since >= limit:
             return removed
         until, began = min(limit, since + self._slice), time.monotonic()
-        removed += _execute(_SLICE_SQL, {"since": since, "until": until})
+        thinned = _thin(since, until)
+        if thinned is None:
+            self._slice = max((until - since) / 8, LEAST_SLICE)
+            return removed
         self._done_to = until
-        self._fit(time.monotonic() - began)
-        return removed
+        self._fit(time.monotonic() - began, thinned)
+        return removed + thinned
 
     def is_done(self, now: datetime) -> bool:
         """Whether nothing is left to be gone through at this instant."""
         return self._done_to is not None and self._done_to >= now - SAMPLES_KEPT
 
-    def _fit(self, took_s: float) -> None:
+    def _fit(self, took_s: float, removed: int) -> None:
         if took_s < SLICE_TAKES_S:
             self._slice = min(2 * self._slice, LONGEST_SLICE)
         elif took_s > 2 * SLICE_TAKES_S:
-            self._slice = max(self._slice / 2, LEAST_SLICE)
+            self._slice = max(self._slice / 2, LEAST_SLICE if removed else LEAST_EMPTY_SLICE)
+
+
+def _thin(since: datetime, until: datetime) -> int | None:
+    """How many samples of this time were removed; None where that took too long, and none was."""
+    slice_: dict[str, datetime | int] = {"since": since, "until": until}
+    if until - since <= LEAST_SLICE:
+        return _execute(_SLICE_SQL, slice_)
+    try:
+        with transaction.atomic(), connection.cursor() as cursor:
+            cursor.execute(f"SET LOCAL statement_timeout = {SLICE_TAKES_MOST_MS}")
+            cursor.execute(_SLICE_SQL, slice_)
+            removed = int(cursor.rowcount)
+            cursor.execute("SET LOCAL statement_timeout = DEFAULT")
+            return removed
+    except OperationalError as error:
+        if isinstance(error.__cause__, QueryCanceled):
+            return None
+        raise
 
 
 def _execute(sql: str, parameters: dict[str, datetime | int]) -> int:

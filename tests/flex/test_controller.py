@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 import pytest
 
@@ -16,7 +16,6 @@ from controlplane.fleet.models import Agent, Pool, Slot, SlotInterval, SlotTenur
 from controlplane.flex import actions, queries, telemetry
 from controlplane.flex.leadership import Shard
 from controlplane.flex.models import Decision, Grant, Lend, PoolSample, Trip
-from controlplane.flex.pruning import LEAST_SLICE, LONGEST_SLICE, Pruner
 from controlplane.jobs.models import Job
 from controlplane.jobs.queries import backlog, pool_slack
 from tests import factories
@@ -453,59 +452,6 @@ def test_agents_are_nudged_about_their_own_slots(busy: Band):
     assert (nudge.kind, nudge.slot_id, nudge.fence) == ("recall", busy.slots["f1"].pk, 2)
     assert nudge.agent == str(busy.slots["f1"].agent.uuid)
     assert not busy.step(1).nudges, "a breach that lasts does not recall twice"
-
-
-def prune(pruner: Pruner, now: datetime) -> int:
-    """As many slices as it takes; at the longest each is an hour."""
-    removed = 0
-    for _ in range(100 + 90 * 24):
-        removed += pruner.prune(now)
-        if pruner.is_done(now):
-            return removed
-    raise AssertionError("an hour a tick goes through ninety days")
-
-
-def test_old_samples_are_thinned_to_one_a_minute_and_then_go(band: Band):
-    band.step(1)
-    now = band.now.replace(second=30, microsecond=0)
-    ages = [timedelta(hours=47), timedelta(hours=49), timedelta(hours=49, seconds=30), timedelta(days=91, seconds=30)]
-    PoolSample.objects.all().delete()
-    for age in ages:
-        PoolSample.objects.create(pool=band.pool, at=now - age)
-    assert prune(Pruner(), now) == 2
-    kept = set(PoolSample.objects.values_list("at", flat=True))
-    assert kept == {now - ages[0], now - ages[2]}, "49 h 0 min 30 s ago began a minute, 49 h ago did not"
-
-
-def test_what_was_gone_through_is_not_looked_at_again(band: Band, monkeypatch):
-    """Each tick goes on where the one before ended, in slices that take a moment."""
-    band.step(1)
-    pruner, now = Pruner(), band.now.replace(second=30, microsecond=0)
-    prune(pruner, now)
-    PoolSample.objects.all().delete()
-    for age_s in (1, -1, -3):
-        PoolSample.objects.create(pool=band.pool, at=now - timedelta(hours=48, seconds=age_s))
-    assert [pruner.prune(now + timedelta(seconds=second)) for second in range(5)] == [0, 0, 1, 0, 1]
-    assert PoolSample.objects.get().at < now - timedelta(hours=48), "what came late into time that is done stays"
-    for _ in range(20):
-        pruner._fit(0.001)
-    assert pruner._slice == LONGEST_SLICE
-    for _ in range(20):
-        pruner._fit(0.5)
-    assert pruner._slice == LEAST_SLICE
-
-
-def test_a_whole_sample_of_each_minute_is_kept_and_can_be_read_alone(band: Band):
-    band.step(190)
-    written = PoolSample.objects.count()
-    assert PoolSample.objects.exclude(whole_at=None).count() > 150, "most ticks only say what differs"
-    prune(Pruner(), band.now + timedelta(hours=48, seconds=1))
-    kept = list(PoolSample.objects.order_by("at"))
-    assert written == 190 and len(kept) in (4, 5), "the first one, and one a minute at the pool's turn"
-    turns = [row for row in kept if row.at.second == band.pool.pk % 60]
-    assert len(turns) >= 3 and len(kept) - len(turns) <= 1
-    assert all("seen" in row.figures and row.whole_at is None for row in kept)
-    assert queries.decision_at(band.pool.pk, kept[-1].at + timedelta(seconds=40)) is not None
 
 
 def test_pools_that_began_together_are_not_written_down_together(band: Band):
