@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
-import uvicorn
 from celery import current_app
 from django.conf import settings
 from django.contrib.auth.models import User
@@ -22,9 +21,8 @@ from django.db import connection, connections
 from django.test import Client
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from controlplane.config.asgi import application
-from controlplane.embedded.ports import free_port
 from controlplane.tenants.models import Member
+from tests.web_thread import WebThread
 
 CHROMIUM_ARGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
 WATCH_POLICY = 'addEventListener("securitypolicyviolation", (e) => console.error("CSP " + e.violatedDirective));'
@@ -34,20 +32,8 @@ ROOT = Path(__file__).parents[2]
 @contextlib.contextmanager
 def web() -> Iterator[str]:
     """The address of the web process while the block runs."""
-    port = free_port()
-    config = uvicorn.Config(application, host="127.0.0.1", port=port, log_level="error", lifespan="off", ws="none")
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    deadline = time.monotonic() + 60
-    while not server.started:
-        assert time.monotonic() < deadline, "the server did not start"
-        time.sleep(0.02)
-    try:
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        server.should_exit = True
-        thread.join(60)
+    with WebThread(ws="none") as server:
+        yield server.address
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ from controlplane.live.frames import Publisher, Ticker, connect
 from controlplane.tenants.models import Member
 from controlplane.usage.partitions import create_days, days_ahead
 from tests.live import scene as scenes
-from tests.live.web_thread import WebThread
+from tests.web_thread import WebThread
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
@@ -36,7 +36,7 @@ class Site:
         self.scene = scenes.build(now)
         self.ticker = Ticker(Publisher(connect()))
         self.web = WebThread()
-        self.address = f"http://127.0.0.1:{self.web.port}"
+        self.address = self.web.address
 
     def report(self, depth):
         """Both agents of the pool say something new, and the controller tells it."""

@@ -19,7 +19,7 @@ from controlplane.live import consumers, engines, frames, hub, readings, topics
 from controlplane.live.frames import Publisher, Ticker
 from tests.live import scene as scenes
 from tests.live.socket_people import sign_in, sweep
-from tests.live.web_thread import WebThread
+from tests.web_thread import WebThread
 
 SMALL, BIG = "pool:small", "pool:big"
 #: What the server's transport may hold of a reader that does not read: its high-water mark, and the frame beyond it.

@@ -14,7 +14,7 @@ from controlplane.config.asgi import WebSocketProtocol
 from controlplane.live.frames import Publisher
 from controlplane.live.live_frame import WINDOW_BITS, LiveFrame
 from tests.live.socket_people import sign_in, sweep
-from tests.live.web_thread import WebThread
+from tests.web_thread import WebThread
 
 TOPIC = "pool:shared"
 BULK = {f"figure-{number}": [number, "waits", "waits"] for number in range(300)}
@@ -51,10 +51,9 @@ def key(django_db_setup, django_db_blocker):
 
 @contextlib.contextmanager
 def serving(*, compression):
-    web = WebThread(ws=Counting, ws_per_message_deflate=compression)
     Counting.straight.clear()
-    yield web.port
-    web.stop()
+    with WebThread(ws=Counting, ws_per_message_deflate=compression) as web:
+        yield web.port
 
 
 @contextlib.contextmanager
