@@ -106,6 +106,7 @@ async def test_through_a_restart_the_last_figures_stand_until_they_are_old(watch
     monkeypatch.setattr(gpu_watch, "STALE_S", 0.05)
     await asyncio.sleep(0.06)
     assert watch.memory == UNKNOWN and watch.age_s > 0.05, "old is a dash, not the last figure and not zero"
+    monkeypatch.setattr(gpu_watch, "STALE_S", 60.0)
     exporter.answers["/metrics"] = ok(dcgm.page(used=(100, 100)))
     await watch.scrape()
     assert watch.memory.used_bytes == 200 << 20
