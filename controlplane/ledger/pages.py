@@ -5,14 +5,12 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 
 from controlplane.core.money import NANOS_PER_UNIT, cents_of, distribute, distribute_cents, format_cents, share_cents
-from controlplane.ledger.queries import IDLE_CAUSES, LENDING, Charge, CostRow
+from controlplane.ledger.queries import IDLE_CAUSES, LENDING, OTHERS, Charge, CostRow
 from controlplane.web.figures import Figure, Series, stacked_bars
 from controlplane.web.numerals import DASH, MINUS
 
 LEADING_TENANTS = 4
 PLATFORM = "platform"
-OTHERS = "~others"
-"""Of the pivot, like PLATFORM no slug: the tenants beyond the first TENANTS_SHOWN by cost, in one row."""
 TENANTS_SHOWN = 50
 
 
@@ -126,12 +124,12 @@ def _used(row: CostRow) -> bool:
 
 def leading(rows: Sequence[CostRow]) -> list[str]:
     """The tenants with most use, largest first, at most LEADING_TENANTS."""
-    used = _sums((row for row in rows if _used(row)), lambda row: row.tenant)
+    used = _sums((row for row in rows if _used(row) and row.tenant != OTHERS), lambda row: row.tenant)
     return sorted(used, key=lambda slug: (-used[slug], slug))[:LEADING_TENANTS]
 
 
-def headline(rows: Sequence[CostRow]) -> Headline | None:
-    """None when no amount is known."""
+def headline(rows: Sequence[CostRow], hidden: int = 0) -> Headline | None:
+    """None when no amount is known. `hidden` tenants with use are one in the rows, as OTHERS."""
     priced = [row for row in rows if row.nanos is not None]
     if not priced:
         return None
@@ -143,20 +141,20 @@ def headline(rows: Sequence[CostRow]) -> Headline | None:
     first = leading(priced)
     grouped = {slug: used[slug] for slug in first}
     rest = [slug for slug in used if slug not in grouped]
-    if rest:
-        grouped["~others"] = sum(used[slug] for slug in rest)
+    others = len(set(rest) - {OTHERS}) + hidden
+    if others:
+        grouped[OTHERS] = sum(used[slug] for slug in rest)
     tenant_cents, idle_cents = share_cents(top["direct"], grouped), share_cents(top["idle"], idle)
 
     def ratio(nanos: int) -> float:
         return nanos / fleet_nanos if fleet_nanos else 0.0
 
-    others = f"{len(rest)} other" + ("s" if len(rest) > 1 else "")
     tenants = [
         Part(
             slug,
-            others if slug == "~others" else slug,
-            "fill-6" if slug == "~others" else f"fill-{number + 1}",
-            "var(--series-6)" if slug == "~others" else f"var(--series-{number + 1})",
+            _others(others) if slug == OTHERS else slug,
+            "fill-6" if slug == OTHERS else f"fill-{number + 1}",
+            "var(--series-6)" if slug == OTHERS else f"var(--series-{number + 1})",
             tenant_cents[slug],
             ratio(nanos),
         )
@@ -168,8 +166,12 @@ def headline(rows: Sequence[CostRow]) -> Headline | None:
     ]
     return Headline(
         fleet_cents, top["direct"], top["idle"], ratio(sum(used.values())), ratio(sum(idle.values())), tuple(tenants),
-        tuple(causes), len(used),
+        tuple(causes), len(first) + others,
     )  # fmt: skip
+
+
+def _others(count: int) -> str:
+    return f"{count:,} other" + ("s" if count > 1 else "")
 
 
 @dataclass(frozen=True)
@@ -191,12 +193,11 @@ class IdleRow:
         return cents_text(self.cents)
 
 
-def idle_rows(rows: Sequence[CostRow], top: Headline | None) -> list[IdleRow]:
-    """Largest time first."""
-    fleet_nanos = sum(row.nanos or 0 for row in rows)
+def idle_rows(rows: Sequence[CostRow], top: Headline | None, fleet_nanos: int) -> list[IdleRow]:
+    """Largest time first. The rows are all of idle time, by who bears it; `fleet_nanos` is what everything cost."""
     cents = {part.key: part.cents for part in top.causes} if top else {}
     found = []
-    for line in {row.line for row in rows if row.is_idle}:
+    for line in {row.line for row in rows}:
         mine = [row for row in rows if row.line == line]
         nanos = sum(row.nanos or 0 for row in mine)
         known = line in cents
@@ -266,20 +267,20 @@ def unfold(table: Pivot, selected: str) -> None:
         row.opened, row.open = row.key in opened, row.parent in opened
 
 
-def pivot(rows: Sequence[CostRow], charged: Sequence[Charge], selected: str = "") -> Pivot:
+def pivot(rows: Sequence[CostRow], charged: Sequence[Charge], selected: str = "", hidden: int = 0) -> Pivot:
     """Tenant, class and pool with cost by kind, charges and margin; of many tenants the `selected` one and those that
-    cost most, the others as one row.
+    cost most, the others as one row. `hidden` of these are one already, as OTHERS.
 
     Each column is distributed by itself: over tenants, each tenant's over its classes, each of those over its pools.
     """
-    cells, others = _folded(_cells(rows, charged), selected)
+    cells, others = _folded(_cells(rows, charged), selected, hidden)
     nodes: dict[str, PivotRow] = {}
     nanos: dict[str, dict[str, int]] = {}
     total = PivotRow("total", "Fleet cost", 0, "", 0, 0)
     nanos["total"] = dict.fromkeys(COLUMNS, 0)
     for (tenant, class_, pool), cell in sorted(cells.items()):
         path = [(tenant,), (tenant, class_), (tenant, class_, pool)][: 1 if tenant == OTHERS else 3]
-        titles = [f"{others:,} other{'s' * (others > 1)}" if tenant == OTHERS else tenant, class_ or "no class", pool]
+        titles = [_others(others) if tenant == OTHERS else tenant, class_ or "no class", pool]
         parent = total
         for level, names in enumerate(path):
             key = "/".join(names)
@@ -346,13 +347,15 @@ def _cells(rows: Sequence[CostRow], charged: Sequence[Charge]) -> dict[tuple[str
     return cells
 
 
-def _folded(cells: dict[tuple[str, str, str], _Cell], selected: str) -> tuple[dict[tuple[str, str, str], _Cell], int]:
+def _folded(
+    cells: dict[tuple[str, str, str], _Cell], selected: str, hidden: int
+) -> tuple[dict[tuple[str, str, str], _Cell], int]:
     """The cells with those of the tenants that are not shown alone as one, and how many tenants that is."""
     cost: dict[str, int] = {}
     for (tenant, _, _), cell in cells.items():
-        cost[tenant] = cost.get(tenant, 0) + cell.nanos["cost"]
-    cost.pop(PLATFORM, None)
-    if len(cost) <= TENANTS_SHOWN:
+        if tenant not in (PLATFORM, OTHERS):
+            cost[tenant] = cost.get(tenant, 0) + cell.nanos["cost"]
+    if len(cost) + hidden <= TENANTS_SHOWN:
         return cells, 0
     shown = {PLATFORM, selected, *sorted(cost, key=lambda slug: (-cost[slug], slug))[:TENANTS_SHOWN]}
     found, rest = {}, _Cell()
@@ -364,7 +367,7 @@ def _folded(cells: dict[tuple[str, str, str], _Cell], selected: str) -> tuple[di
         rest.slot_us += cell.slot_us
         for name in COLUMNS:
             rest.nanos[name] += cell.nanos[name]
-    hidden = len(cost.keys() - shown)
+    hidden += len(cost.keys() - shown)
     return ({**found, (OTHERS, "", ""): rest} if hidden else found), hidden
 
 
@@ -476,7 +479,6 @@ def statement(charged: Sequence[Charge]) -> Statement:
     def amounts(name: str) -> dict[str, int]:
         return {key: one.nanos if name == "total" else getattr(one, f"{name}_nanos") for key, one in keys.items()}
 
-    totals: dict[str, int] = {}
     columns: dict[str, dict[str, int]] = {}
     whole = sum(one.nanos for one in charged)
     lines = {name: sum(amounts(name).values()) for name in CHARGE_LINES}

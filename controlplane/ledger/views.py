@@ -15,6 +15,7 @@ from controlplane.core.money import cents_of, distribute_cents
 from controlplane.core.period import load_zone
 from controlplane.fleet.models import Pool
 from controlplane.ledger.models import AttributionInterval
+from controlplane.ledger.named_costs import named_costs
 from controlplane.ledger.pages import (
     LINE_TITLES,
     cents_text,
@@ -42,7 +43,6 @@ from controlplane.ledger.queries import (
     periods,
     rate_cards,
     retired_days_of,
-    span_costs,
 )
 from controlplane.ledger.ranges import FinanceRange, around, menu, read_range
 from controlplane.ledger.statement_pages import billed, corrections, issued
@@ -97,15 +97,15 @@ def finance_page(request: HttpRequest) -> HttpResponse:
     now = timezone.now()
     book = installation()
     shown, problem = _range(request, book, now)
-    rows = span_costs(shown.days)
     found = checks(shown.window)
-    charged = charges(shown.window.start, shown.window.end) if found.intervals else []
-    top = headline(rows)
+    costs = named_costs(shown.days, request.GET.get("tenant", ""), with_charges=found.intervals > 0)
+    rows, charged = costs.rows, costs.charged
+    top = headline(rows, costs.hidden_used)
     lines_nanos = sum(row.nanos or 0 for row in rows)
     charged_nanos = sum(one.nanos for one in charged)
     charged_cents, cost_cents = cents_of(charged_nanos), cents_of(lines_nanos)
     selected = _selected(request, shown)
-    table = pivot(rows, charged, request.GET.get("tenant", "")) if found.intervals else None
+    table = pivot(rows, charged, request.GET.get("tenant", ""), costs.hidden) if found.intervals else None
     if table is not None:
         unfold(table, selected["key"] if selected else "")
     context = {
@@ -117,7 +117,7 @@ def finance_page(request: HttpRequest) -> HttpResponse:
         "agrees": lines_nanos == found.intervals_nanos == found.ledger_nanos,
         "owned_h": found.owned_us / 3_600_000_000,
         "unpriced_h": found.unpriced_us / 3_600_000_000,
-        "idle": idle_rows(rows, top),
+        "idle": idle_rows(costs.idle, top, lines_nanos),
         "pivot": table,
         "models": dict(Pool.objects.values_list("slug", "model__name")),
         "all_rows": request.GET.get("rows") == "all",

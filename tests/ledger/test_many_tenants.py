@@ -1,10 +1,16 @@
 """Finance pages of many tenants: the costliest alone, the others as one row, and every column adds up as printed."""
 
+from datetime import timedelta
+
 import pytest
 
+from controlplane.core.period import day_windows, load_zone
 from controlplane.ledger import pages
-from controlplane.ledger.pages import COLUMNS, OTHERS, PLATFORM, TENANTS_SHOWN, pivot, unfold
-from controlplane.ledger.queries import Charge, CostRow
+from controlplane.ledger.models import AttributionInterval, AttributionLine
+from controlplane.ledger.named_costs import named_costs
+from controlplane.ledger.pages import COLUMNS, PLATFORM, TENANTS_SHOWN, pivot, unfold
+from controlplane.ledger.queries import OTHERS, Charge, CostRow, charges, costs_of, span_costs
+from controlplane.tenants.models import Installation
 from tests import factories
 from tests.ledger.test_pages import DAY, example
 
@@ -77,3 +83,50 @@ def test_the_page_says_how_many_others_there_are_and_where_each_is(example, monk
     assert tops[1].title in ("1 other", "2 others")
     page = response.content.decode()
     assert f"{tops[1].title}<" in page and "each in the CSV" in page
+
+
+LINES = ("direct", "repeated_work", "flex_not_lent", "broken", "lend_price", "lend_income")
+
+
+@pytest.fixture
+def many_lines(example):
+    """An hour of seven tenants in two pools with every kind of line, some of which had no rate."""
+    first = AttributionInterval.objects.order_by("starts_at").first()
+    again = AttributionInterval.objects.create(
+        pool=factories.pool("other"), starts_at=first.starts_at, ends_at=first.ends_at, method="usage",
+        attributed_at=first.ends_at,
+    )  # fmt: skip
+    AttributionLine.objects.bulk_create(
+        AttributionLine(
+            interval=interval, tenant_slug=f"t{n}", class_slug="chat" if n % 2 else "", line=line, gpu_us=100 + n,
+            amount_nanos=None if (n + at) % 5 == 0 or n == 6 else (n * 7 + at - 9) * 1_234_567_891,
+        )
+        for number, interval in enumerate((first, again))
+        for n in range(number, 7)
+        for at, line in enumerate(LINES)
+        if (n + at) % 4
+    )  # fmt: skip
+    zone = load_zone(Installation.objects.get().billing_zone)
+    return day_windows(zone, first.starts_at - timedelta(days=1), first.ends_at + timedelta(days=1))
+
+
+@pytest.mark.parametrize("selected", ["", "t1", "t6", "nobody"])
+@pytest.mark.parametrize(("shown", "leading"), [(1, 1), (2, 1), (1, 3), (4, 2), (50, 4)])
+def test_what_is_read_of_the_named_shows_what_all_rows_would(many_lines, monkeypatch, selected, shown, leading):
+    monkeypatch.setattr(pages, "TENANTS_SHOWN", shown)
+    monkeypatch.setattr(pages, "LEADING_TENANTS", leading)
+    days = many_lines
+    rows = costs_of([one.tenant for one in span_costs(days).tenants], days)
+    charged = charges(days[0].start, days[-1].end)
+    assert charged and {row.nanos for row in rows} >= {None}
+    found = named_costs(days, selected, with_charges=True)
+    assert pages.headline(found.rows, found.hidden_used) == pages.headline(rows)
+    assert pages.leading(found.rows) == pages.leading(rows)
+    assert pivot(found.rows, found.charged, selected, found.hidden) == pivot(rows, charged, selected)
+    fleet_nanos = sum(row.nanos or 0 for row in rows)
+    assert sum(row.nanos or 0 for row in found.rows) == fleet_nanos
+    assert sum(one.nanos for one in found.charged) == sum(one.nanos for one in charged)
+    top = pages.headline(rows)
+    whole = pages.idle_rows([row for row in rows if row.is_idle], top, fleet_nanos)
+    assert pages.idle_rows(found.idle, top, fleet_nanos) == whole
+    assert (found.hidden > 0) == (shown < 50)
