@@ -181,7 +181,7 @@ def test_a_server_that_drips_or_says_nothing_is_left_in_time(pause_s):
         began_s = time.monotonic()
         with pytest.raises(outbound.Unreachable, match=r"no answer within 0\.5 s"):
             outbound.post(f"http://127.0.0.1:{port}/", b"", {}, allowed=LOOPBACK, timeout_s=0.5)
-        assert time.monotonic() - began_s < 2.5  # the promise is 0.5 s; the rest is a busy machine's
+        assert time.monotonic() - began_s < 4.5  # of the promised 0.5 s; all else ends after 5 s
 
 
 def test_what_is_not_http_or_not_there_says_so():
