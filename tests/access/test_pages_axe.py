@@ -92,7 +92,7 @@ def faults_now(page: Page, url: str, theme: str, width: int) -> Iterator[Fault]:
     for rule, elements in page.evaluate(ASK, RULES):
         yield url, theme, width, rule, elements
     try:  # charts take their new width a moment after the window did
-        page.wait_for_function(FITS, timeout=5_000)
+        page.wait_for_function(FITS, timeout=30_000)
     except TimeoutError:
         yield url, theme, width, "cut off", []
 

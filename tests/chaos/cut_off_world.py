@@ -184,12 +184,12 @@ async def lent_fleet(world, plane: ControlPlane, folder) -> Fleet:
     await plane.start()
     fleet = Fleet(plane.url, folder)
     await fleet.start("gpu-1", await cp.in_database(world.token)(), 7)
-    await cp.until(lambda: told(fleet, "gpu-1", "epoch"), 20)
+    await cp.until(lambda: told(fleet, "gpu-1", "epoch"), 60)
     await fleet.start("gpu-2", await cp.in_database(world.token)(), 1)
-    await cp.until(lambda: told(fleet, "gpu-2", "epoch"), 20)
+    await cp.until(lambda: told(fleet, "gpu-2", "epoch"), 60)
     await cp.in_database(cp.push_policy)()
     for name in fleet.agents:
-        await cp.until(lambda name=name: told(fleet, name, "ready"), 20)
+        await cp.until(lambda name=name: told(fleet, name, "ready"), 60)
     fleet.feed("gpu-1", 12)
     fleet.feed("gpu-2", 4)
     return fleet

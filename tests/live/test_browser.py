@@ -164,7 +164,7 @@ def test_pages_go_live_change_in_place_turn_stale_and_end_with_the_session(site,
     assert tab.complaints == []
 
     elsewhere(lambda: (Session.objects.filter(session_key=key).delete(), 1))
-    until(page, "!document.querySelector('#connection-banner').hidden", 12)
+    until(page, "!document.querySelector('#connection-banner').hidden", 60)
 
 
 def test_first_paint_stands_without_scripts_and_fits_a_phone(site, chromium):

@@ -251,7 +251,7 @@ class Server:
             stdout=asyncio.subprocess.DEVNULL,
         )  # fmt: skip
         client = redis.Redis.from_url(self.url)
-        for _ in range(200):
+        for _ in range(3_000):
             with contextlib.suppress(redis.RedisError):
                 client.ping()
                 break
