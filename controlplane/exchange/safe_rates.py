@@ -68,6 +68,14 @@ class TermsOfPools:
 
 def _readable(pool_ids: list[int]) -> dict[int, Terms]:
     """Terms by pool; a revision that an older release wrote and this one cannot read must not stop reports."""
+    try:
+        return terms_in_force(pool_ids)
+    except msgspec.DecodeError:
+        # one of them: which one is found by asking for each alone
+        return _of_each(pool_ids)
+
+
+def _of_each(pool_ids: list[int]) -> dict[int, Terms]:
     found: dict[int, Terms] = {}
     for pool_id in pool_ids:
         try:
