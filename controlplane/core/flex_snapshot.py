@@ -82,6 +82,14 @@ class BatchJob:
     remaining_gpu_us: int
     deadline_us: int | None
 
+    def with_left(self, remaining_gpu_us: int) -> BatchJob:
+        """The same job with other work left, 0 or more; nothing else to be checked."""
+        if self.remaining_gpu_us == remaining_gpu_us:
+            return self
+        job = object.__new__(BatchJob)
+        job.__dict__.update(self.__dict__, remaining_gpu_us=remaining_gpu_us)
+        return job
+
     def __post_init__(self) -> None:
         if self.remaining_gpu_us < 0:
             raise ValueError(f"job {self.name}: remaining work must be 0 or more")

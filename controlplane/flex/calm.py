@@ -20,10 +20,10 @@ from controlplane.core.flex_policy import FlexPolicy, SafeRate, exact
 from controlplane.core.flex_snapshot import BatchJob, FlexSlot, FlexSnapshot
 from controlplane.core.slot_states import SlotState, admits_interactive
 from controlplane.flex import evidence
-from controlplane.flex.applying import Renewals, Samples
+from controlplane.flex.applying import Renewals, SampleRow
 from controlplane.flex.deciding import PoolTick
 from controlplane.flex.observing import LOST_AFTER_US
-from controlplane.flex.reading import PoolReading, SlotRow, merged
+from controlplane.flex.reading import AgentRow, PoolReading, SlotRow, merged
 
 FOR_EVER_US = 1 << 62
 
@@ -198,13 +198,18 @@ class Calm:
     loans: tuple[Loan, ...]
     #: When the sample was written that these differ from, and the jobs since then; None: as they were.
     whole_at_us: int
+    #: What was decided on last: `restating` decides on it again with the figures of now.
+    snapshot: FlexSnapshot
     jobs: str | None = None
     renewed_us: int | None = None
+    #: Of the last step: the oldest report that counts, and whether it ended by nothing but the load's crossing a limit.
+    telemetry_at_us: int | None = None
+    crossed: bool = False
 
     def step(
         self,
         reading: PoolReading,
-        samples: Samples,
+        samples: list[SampleRow],
         renewals: Renewals,
         *,
         now_us: int,
@@ -213,8 +218,10 @@ class Calm:
     ) -> bool:
         """Adds this tick's rows; False, with nothing added, when the pool has to be decided in full.
 
-        `heard`: any of its agents reported since the last tick. After False the calm is of no more use.
+        `heard`: any of its agents reported since the last tick. After False the calm is of no more use, unless it
+        `crossed` and is restated.
         """
+        self.crossed = False
         if (
             now_us >= self.rest_until_us
             or now_us >= self.backlog.until_us
@@ -223,24 +230,37 @@ class Calm:
             return False
         if not 0 <= now_us - self.ticked_us < self.stale_us:
             return False
-        oldest_us = None
+        oldest_us, agents = None, []
         for agent in reading.agents.values():
             at_us = agent.reported_at_us
             if at_us is None or not 0 <= now_us - at_us < self.stale_us:
                 return False
-            if agent.counts and (oldest_us is None or at_us < oldest_us):
-                oldest_us = at_us
-        if heard and not self._hear(reading, interactive_classes):
+            if agent.counts:
+                agents.append(agent)
+                if oldest_us is None or at_us < oldest_us:
+                    oldest_us = at_us
+        self.telemetry_at_us = oldest_us
+        if heard and not self._hear(reading, agents, interactive_classes):
             return False
+        self.go_on(samples, renewals, now_us)
+        return True
+
+    def go_on(self, samples: list[SampleRow], renewals: Renewals, now_us: int) -> None:
+        """Adds the rows of a tick in which nothing happens."""
+        oldest_us, loans = self.telemetry_at_us, self.loans
         required, available, slack = self.backlog.figures(now_us, self.capacity.slots)
-        samples.add(
-            self.pool_id, self.p95_us, self.admitted_per_s, self.safe_rate_per_s, required, available, slack,
-            None if oldest_us is None else now_us - oldest_us, self._difference(), self.whole_at_us,
+        difference = evidence.difference_text(
+            self.expires_us if loans else None, [loan.running_batch_gpu_us for loan in loans], self.jobs
+        )
+        samples.append(
+            (
+                self.pool_id, self.p95_us, self.admitted_per_s, self.safe_rate_per_s, required, available, slack,
+                None if oldest_us is None else now_us - oldest_us, self.whole_at_us, False, difference,
+            )
         )  # fmt: skip
         self.ticked_us = now_us
-        if self.loans:
+        if loans and not lasts(self.expires_us, now_us=now_us, ttl_us=self.ttl_us):
             self._renew(renewals, now_us)
-        return True
 
     def work(self, reading: PoolReading, now_us: int) -> bool:
         """Takes another backlog in; False when slack crossed a limit with it."""
@@ -260,18 +280,15 @@ class Calm:
             return slot
         return slot.under(slot.grant.renewed(self.renewed_us, self.expires_us, self.ttl_us))
 
-    def _hear(self, reading: PoolReading, interactive_classes: frozenset[int]) -> bool:
-        """Takes new reports in; False when they say something that has to be decided on."""
-        agents = []
-        for agent in reading.agents.values():
-            if agent.counts:
-                if agent.classes is None:
-                    return False
-                agents.append(agent)
+    def _hear(self, reading: PoolReading, agents: Sequence[AgentRow], interactive_classes: frozenset[int]) -> bool:
+        """Takes new reports in, `agents` are those that count; False when they say something to be decided on."""
         if not agents:
             return False
+        for agent in agents:
+            if agent.classes is None:
+                return False
         admitted, p95_us = merged(agents, interactive_classes)
-        if not (self.rates.least <= admitted < self.rates.below and self.p95_least_us <= p95_us < self.p95_below_us):
+        if not self.p95_least_us <= p95_us < self.p95_below_us:
             return False
         for agent_id, slot_id, gpu_us in self.home:
             if _running_gpu_us(reading, agent_id, slot_id) != gpu_us:
@@ -279,19 +296,11 @@ class Calm:
         for loan in self.loans:
             loan.running_batch_gpu_us = _running_gpu_us(reading, loan.agent_id, loan.slot_id)
         self.admitted_per_s, self.p95_us = admitted, p95_us
-        return True
-
-    def _difference(self) -> str:
-        """`evidence.difference_text` of this tick."""
-        if not self.loans and self.jobs is None:
-            return "{}"
-        work = [loan.running_batch_gpu_us for loan in self.loans]
-        return evidence.difference_text(self.expires_us if self.loans else None, work, self.jobs)
+        self.crossed = not self.rates.least <= admitted < self.rates.below
+        return not self.crossed
 
     def _renew(self, renewals: Renewals, now_us: int) -> None:
-        """Renews the loans if `decide` would: when a third of their TTL has passed."""
-        if lasts(self.expires_us, now_us=now_us, ttl_us=self.ttl_us):
-            return
+        """Renews the loans, as `decide` does when a third of their TTL has passed."""
         self.expires_us, self.renewed_us = now_us + self.ttl_us, now_us
         for loan in self.loans:
             renewals.add(loan.slot_id, loan.fence, self.ttl_us)
@@ -338,11 +347,12 @@ def calm_of(reading: PoolReading, tick: PoolTick) -> Calm | None:
         p95_least_us=policy.lend_p95_us if flex and not below else 0,
         p95_below_us=policy.lend_p95_us if flex and below else math.inf,
         admitted_per_s=figures.admitted_per_s,
-        rates=_rates(snapshot, serving) if flex else Rates(0.0, math.inf),
+        rates=rates_in(snapshot, serving) if flex else Rates(0.0, math.inf),
         safe_rate_per_s=None if snapshot.safe_rate is None else float(snapshot.safe_rate.at(serving)),
         home=_home(reading) if flex else (),
         loans=loans,
         whole_at_us=now_us,
+        snapshot=snapshot,
     )
 
 
@@ -353,7 +363,8 @@ def _is_known(snapshot: FlexSnapshot) -> bool:
     return fresh and figures.p95_queue_us is not None and figures.admitted_per_s is not None
 
 
-def _rates(snapshot: FlexSnapshot, serving: int) -> Rates:
+def rates_in(snapshot: FlexSnapshot, serving: int) -> Rates:
+    """`rates_of` a snapshot that knows its rate."""
     assert snapshot.interactive.admitted_per_s is not None
     return rates_of(snapshot.policy, snapshot.safe_rate, serving, snapshot.interactive.admitted_per_s)
 

@@ -15,10 +15,13 @@ from controlplane.core.flex_marks import FlexMarks
 from controlplane.core.period import to_us
 from controlplane.flex import actions, applying, evidence
 from controlplane.flex.applying import Applied, Changes
+from controlplane.flex.calm import Calm
 from controlplane.flex.deciding import Memory, Nudged, tick_pool
 from controlplane.flex.leadership import Leadership, LeadershipLost, own_name, read_shard
 from controlplane.flex.pruning import Pruner
+from controlplane.flex.reading import PoolReading
 from controlplane.flex.resident import Resident
+from controlplane.flex.restating import restate
 from controlplane.policy.nudges import compose, send_all
 
 log = logging.getLogger(__name__)
@@ -102,15 +105,18 @@ class Controller:
     def _decide_all(self, resident: Resident) -> Plan:
         """One tick of every pool, a short one where it is calm."""
         plan = Plan(resident, resident.now)
-        calm, changed, heard = resident.calm, resident.changed, resident.heard
+        calms, changed, heard = resident.calm, resident.changed, resident.heard
         for pool_id, reading in resident.pools.items():
-            if pool_id in changed or pool_id not in calm or not calm[pool_id].step(
+            calm = None if pool_id in changed else calms.get(pool_id)
+            if calm is not None and calm.step(
                 reading, plan.changes.samples, plan.changes.renewals, now_us=resident.now_us,
                 heard=pool_id in heard, interactive_classes=resident.interactive_classes,
             ):  # fmt: skip
-                if len(plan.changes.decisions) >= DECISIONS_AT_ONCE:
-                    self.leadership.keep()
-                    plan.parts.append(Changes())
+                continue
+            if len(plan.changes.decisions) >= DECISIONS_AT_ONCE:
+                self.leadership.keep()
+                plan.parts.append(Changes())
+            if calm is None or not calm.crossed or not self._restate(plan, calm, reading):
                 self._decide(plan, resident, pool_id)
         return plan
 
@@ -124,6 +130,16 @@ class Controller:
         else:
             resident.refresh(now)
         return resident
+
+    def _restate(self, plan: Plan, calm: Calm, reading: PoolReading) -> bool:
+        """Decides one pool of which nothing but the load crossed a limit; False when that is not enough."""
+        pool_id = reading.pool.pool_id
+        restated = restate(calm, reading, self._memories[pool_id], plan.changes, now_us=plan.resident.now_us)
+        if restated is None:
+            return False
+        plan.memories[pool_id] = restated.memory
+        plan.decisions[pool_id] = restated.decision
+        return True
 
     def _decide(self, plan: Plan, resident: Resident, pool_id: int) -> None:
         """Decides one pool in full."""

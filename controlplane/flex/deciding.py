@@ -23,7 +23,7 @@ from controlplane.core.period import from_us
 from controlplane.core.slot_states import BORROWED, SlotEvent, SlotState, admits_interactive, apply_event
 from controlplane.fleet.band_report import ReportedSlot
 from controlplane.flex import evidence
-from controlplane.flex.applying import Changes, grant_row
+from controlplane.flex.applying import Changes, Sample, grant_row
 from controlplane.flex.observing import Observed, grant_after, observe_slots
 from controlplane.flex.reading import Grant, PoolReading, SlotRow, snapshot_of
 
@@ -121,7 +121,7 @@ def tick_pool(
         slot_id: _grant_after_action(grant, actions.get(slot_id), reading, now_us) for slot_id, grant in grants.items()
     }
     said = evidence.snapshot_text(snapshot)
-    recorded = _record(changes, reading, snapshot, said, decision, memory)
+    recorded = record(changes, reading, snapshot, said, decision, memory)
     _grants(changes, reading, observed, after, actions, before=memory.marks, marks=marks)
     _loans(changes, reading, observed, seen, actions, after, now_us)
     _moves(changes, reading, observed, seen, actions, after)
@@ -165,7 +165,7 @@ def _grant_after_action(grant: Grant, action: FlexAction | None, reading: PoolRe
     return replace(grant, state=state)
 
 
-def _record(
+def record(
     changes: Changes, reading: PoolReading, snapshot: FlexSnapshot, seen: str, decision: FlexDecision, memory: Memory
 ) -> bool:
     """Writes the decision down when it acts, when a check or the limits changed, and once a minute."""
@@ -329,17 +329,20 @@ def _sample(
 ) -> None:
     figures, table = snapshot.interactive, snapshot.safe_rate
     serving = sum(admits_interactive(slot.band, slot.state) for slot in snapshot.slots)
-    changes.samples.add(
-        reading.pool.pool_id,
-        figures.p95_queue_us,
-        figures.admitted_per_s,
-        None if table is None else float(table.at(serving)),
-        evidence.finite(backlog.required),
-        evidence.finite(backlog.available),
-        evidence.finite(backlog.slack),
-        elapsed_us(figures.telemetry_at_us, snapshot.now_us),
-        evidence.figures_text(seen, marks),
-        kept=kept,
+    changes.samples.append(
+        Sample(
+            reading.pool.pool_id,
+            figures.p95_queue_us,
+            figures.admitted_per_s,
+            None if table is None else float(table.at(serving)),
+            evidence.finite(backlog.required),
+            evidence.finite(backlog.available),
+            evidence.finite(backlog.slack),
+            elapsed_us(figures.telemetry_at_us, snapshot.now_us),
+            None,
+            kept,
+            evidence.figures_text(seen, marks),
+        )
     )
 
 

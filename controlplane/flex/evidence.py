@@ -228,11 +228,11 @@ def difference_text(grant_expires_at_us: int | None, running_batch_gpu_us: Seque
     When its loans ended, the batch work on each of them in the order of names, and its jobs as JSON text if those are
     others than the whole row's.
     """
-    members = [] if jobs is None else [f'"jobs":{jobs}']
-    if grant_expires_at_us is not None:
-        work = ",".join(map(str, running_batch_gpu_us))
-        members += [f'"grant_expires_at_us":{grant_expires_at_us}', f'"running_batch_gpu_us":[{work}]']
-    return "{" + ",".join(members) + "}"
+    if grant_expires_at_us is None:
+        return "{}" if jobs is None else f'{{"jobs":{jobs}}}'
+    before = "" if jobs is None else f'"jobs":{jobs},'
+    work = ",".join(map(str, running_batch_gpu_us))
+    return f'{{{before}"grant_expires_at_us":{grant_expires_at_us},"running_batch_gpu_us":[{work}]}}'
 
 
 def made_whole(

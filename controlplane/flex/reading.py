@@ -223,18 +223,23 @@ def interactive_figures(reading: PoolReading, interactive_classes: frozenset[int
 
 def merged(agents: Iterable[AgentRow], interactive_classes: frozenset[int]) -> tuple[float, int]:
     """(admitted requests a second, p95 of the waits in us) of agents that all said their figures."""
-    rows = [row for agent in agents for row in agent.classes or () if row.class_id in interactive_classes]
-    admitted = 0.0
-    for row in rows:
-        admitted += row.admitted_per_s_60s
+    rows = []
+    for agent in agents:
+        for row in agent.classes or ():
+            if row.class_id in interactive_classes:
+                rows.append(row)
     # Most pools' waits are those of one agent and one class: nothing to add up.
-    p95: int | None = rows[0].p95_bucket if len(rows) == 1 else NOT_PACKED
-    if p95 == NOT_PACKED:
+    if len(rows) == 1 and rows[0].p95_bucket != NOT_PACKED:
+        p95: int | None = rows[0].p95_bucket
+    else:
         counts: dict[int, int] = {}
         for row in rows:
             for index, count in row.wait_60s.items():
                 counts[index] = counts.get(index, 0) + count
         p95 = quantile_index(counts, 0.95)
+    admitted = 0.0
+    for row in rows:
+        admitted += row.admitted_per_s_60s
     return admitted, 0 if p95 is None or p95 == NO_WAITS else _edge_us(p95)
 
 

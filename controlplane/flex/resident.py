@@ -7,7 +7,7 @@ stays missed. A new leader, and one whose last tick failed, begins by reading ev
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Set
 from datetime import datetime, timedelta
 
 from msgspec import structs
@@ -187,15 +187,17 @@ class Resident:
             if self.now_us >= reading.valid_until_us or pool_id % MINUTE_S in turns
         }
 
-    def _declare(self, pool_ids: Iterable[int]) -> None:
+    def _declare(self, pool_ids: Set[int]) -> None:
         """Takes other jobs in, and what agents hold of clients: where slack crosses a limit by it, calm ends."""
+        now_us, pools = self.now_us, self.pools
         for pool_id in pool_ids:
-            self._work.declare(self.pools[pool_id], self.now)
-        direct = {pool_id for pool_id in self.heard if holds_direct(self.pools[pool_id])}
-        for pool_id in {*pool_ids, *direct}:
-            reading, calm = self.pools[pool_id], self.calm.get(pool_id)
-            jobs = work_of(reading, self.now_us)
+            self._work.declare(pools[pool_id], now_us)
+        direct = [pool_id for pool_id in self.heard if pool_id not in pool_ids and holds_direct(pools[pool_id])]
+        for pool_id in (*pool_ids, *direct):
+            reading = pools[pool_id]
+            jobs = work_of(reading, now_us)
             if jobs != reading.jobs:
                 reading.jobs = jobs
-                if calm is not None and not calm.work(reading, self.now_us):
+                calm = self.calm.get(pool_id)
+                if calm is not None and not calm.work(reading, now_us):
                     self.changed.add(pool_id)

@@ -299,7 +299,7 @@ def _add_work(pools: dict[int, PoolReading], now: datetime, work: Work | None) -
         work.read(pools.keys())
         work.pay(now)
     for reading in pools.values():
-        work.declare(reading, now)
+        work.declare(reading, to_us(now))
         reading.jobs = work_of(reading, to_us(now))
 
 

@@ -17,7 +17,7 @@ from psycopg import Cursor
 
 from controlplane.core.flex_policy import SECOND_US
 from controlplane.core.flex_snapshot import BatchJob
-from controlplane.core.period import from_us, to_us
+from controlplane.core.period import from_us
 from controlplane.fleet.models import Pool
 from controlplane.flex.reading import PoolReading
 from controlplane.jobs.direct_work import SILENT_S, as_jobs
@@ -50,6 +50,8 @@ class _Running:
     name: str
     uuid: str = ""
     deadline_us: int | None = None
+    #: As it was declared last.
+    said: BatchJob | None = None
 
 
 class Work:
@@ -102,10 +104,10 @@ class Work:
         before, self._paid = self._paid, payable([priced(job) for job in counted], now)
         return {job.pool_id for job in self._priced if before.get(job.pk) != self._paid.get(job.pk)}
 
-    def declare(self, reading: PoolReading, now: datetime) -> None:
+    def declare(self, reading: PoolReading, now_us: int) -> None:
         """Fills in what is declared, and until when that holds; `work_of` adds what clients sent without a job."""
         pool_id = reading.pool.pool_id
-        running, now_us = self._jobs.get(pool_id, []), to_us(now)
+        running = self._jobs.get(pool_id, ())
         jobs = []
         for one in running:
             deadline_us = one.deadline_us
@@ -116,11 +118,18 @@ class Work:
             paid = self._paid.get(one.job.id) if self._paid else None
             remaining_us = demanded_gpu_us(one.job, self._constants[pool_id], reading.batch_efficiency, paid)
             if remaining_us:
-                jobs.append(BatchJob(name=one.name, remaining_gpu_us=remaining_us, deadline_us=deadline_us))
+                said = one.said
+                if said is None or said.deadline_us != deadline_us:
+                    said = BatchJob(name=one.name, remaining_gpu_us=remaining_us, deadline_us=deadline_us)
+                else:
+                    said = said.with_left(remaining_us)
+                one.said = said
+                jobs.append(said)
         reading.declared = tuple(jobs)
-        if pool_id not in self._uuids:
-            self._uuids[pool_id] = frozenset(one.uuid for one in running)
-        reading.running = self._uuids[pool_id]
+        uuids = self._uuids.get(pool_id)
+        if uuids is None:
+            uuids = self._uuids[pool_id] = frozenset([one.uuid for one in running])
+        reading.running = uuids
 
 
 def _rows(pool_ids: Sequence[int]) -> list[tuple[Any, ...]]:
@@ -132,7 +141,7 @@ def _rows(pool_ids: Sequence[int]) -> list[tuple[Any, ...]]:
 
 def work_of(reading: PoolReading, now_us: int) -> tuple[BatchJob, ...]:
     """Declared jobs, and the batch requests that no job counts."""
-    if not _says_direct(reading):
+    if not says_direct(reading):
         return reading.declared
     direct = [*_direct(reading, now_us)]
     return (*reading.declared, *as_jobs(direct)) if direct else reading.declared
@@ -140,14 +149,16 @@ def work_of(reading: PoolReading, now_us: int) -> tuple[BatchJob, ...]:
 
 def holds_direct(reading: PoolReading) -> bool:
     """Whether agents hold batch requests of clients, or held some: that backlog changes as they report."""
-    return len(reading.jobs) != len(reading.declared) or _says_direct(reading)
+    return len(reading.jobs) != len(reading.declared) or says_direct(reading)
 
 
-def _says_direct(reading: PoolReading) -> bool:
+def says_direct(reading: PoolReading) -> bool:
+    """Whether any agent holds batch requests of clients."""
     for agent in reading.agents.values():
-        for row in agent.classes or ():
-            if row.direct:
-                return True
+        if agent.classes:
+            for row in agent.classes:
+                if row.direct:
+                    return True
     return False
 
 

@@ -18,7 +18,7 @@ from controlplane.core.period import from_us
 from controlplane.core.slot_states import BORROWED, Band, SlotState
 from controlplane.fleet.band_report import ReportedClass, ReportedSlot
 from controlplane.flex import evidence
-from controlplane.flex.applying import Changes
+from controlplane.flex.applying import Changes, Sample
 from controlplane.flex.calm import backlog_of, calm_of, capacity_of, rates_of
 from controlplane.flex.deciding import Memory, tick_pool
 from controlplane.flex.reading import (
@@ -30,6 +30,7 @@ from controlplane.flex.reading import (
     SlotRow,
     Terms,
 )
+from controlplane.flex.restating import restate
 
 NOW_US = 1_800_000_000_000_000
 S = 1_000_000
@@ -155,18 +156,17 @@ def full(reading: PoolReading, memory: Memory, now_us: int):
 
 def written(changes: Changes, now_us: int, wholes: dict[int, dict]) -> tuple:
     """The rows of one pool's tick, renewals as the rows of grants that they stand for, figures made whole."""
-    (figures,), (whole_at_us,) = changes.samples.figures, changes.samples.whole_at_us
+    (sample,) = [Sample(*row) for row in changes.samples]
+    figures, whole_at_us = sample.figures, sample.whole_at_us
     whole = said = json.loads(figures)
     if whole_at_us is not None:
-        of = changes.samples
         before = json.dumps(wholes)
         whole = evidence.made_whole(
-            wholes[whole_at_us], said, at_us=now_us, p95_queue_us=of.p95_queue_us[0],
-            admitted_per_s=of.admitted_per_s[0], telemetry_age_us=of.telemetry_age_us[0],
+            wholes[whole_at_us], said, at_us=now_us, p95_queue_us=sample.p95_queue_us,
+            admitted_per_s=sample.admitted_per_s, telemetry_age_us=sample.telemetry_age_us,
         )  # fmt: skip
         assert json.dumps(wholes) == before
-    columns = changes.samples.parameters() | {"figures": whole}
-    del columns["whole_at_us"]
+    columns = sample._asdict() | {"whole_at_us": None, "figures": whole}
     renewed = {(row["slot_id"], row["fence"], row["ttl_us"], row["expires_at"]) for row in changes.grants}
     more = changes.renewals
     renewed |= {
@@ -188,7 +188,7 @@ def as_written(slot: SlotRow, grant: Grant | None) -> SlotRow:
 @given(starts, steps)
 def test_a_short_tick_writes_what_a_full_one_would(start, steps):
     reading, now_us, calm, memory = pool(start), NOW_US, None, Memory()
-    short, wholes = 0, {}
+    short, restated, wholes = 0, 0, {}
     for seconds, said, work in [(1, None, None), *steps]:
         now_us += seconds * S
         if said is not None:
@@ -204,7 +204,7 @@ def test_a_short_tick_writes_what_a_full_one_would(start, steps):
         before = replace(reading, slots=[s if ticked is None else ticked.kept(s) for s in reading.slots])
         tick, expected = full(before, memory, now_us)
         found = Changes()
-        seen = json.loads(expected.samples.figures[0])
+        seen = json.loads(Sample(*expected.samples[0]).figures)
         if (
             calm is not None
             and stays
@@ -219,11 +219,23 @@ def test_a_short_tick_writes_what_a_full_one_would(start, steps):
             assert written(found, now_us, wholes)[:2] == (rows, renewed)
             assert tick.settled
             continue
+        if calm is not None and stays and calm.crossed:
+            again = restate(calm, reading, memory, found, now_us=now_us)
+            assert (again is None) is tick.decision.acts
+            if again is not None:
+                restated += 1
+                assert written(found, now_us, wholes) == written(expected, now_us, wholes)
+                assert again.decision == tick.decision and again.memory == tick.memory
+                assert tick.settled
+                memory = again.memory
+                continue
+            assert not found.samples and not found.decisions and not found.renewals.slot_id
         reading = before
         memory = tick.memory
         wholes[now_us] = seen
         reading.slots = [as_written(slot, tick.grants.get(slot.slot_id, slot.grant)) for slot in reading.slots]
         calm = calm_of(reading, tick)
+    event(f"{min(restated, 3)} restated")
     event(f"{min(short, 6)} short ticks" + ("" if start["flex"] else " without a band"))
 
 
