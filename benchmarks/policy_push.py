@@ -35,6 +35,7 @@ from pathlib import Path
 import psutil
 import uvloop
 
+from benchmarks import push_cpu
 from benchmarks.ingest import HTTP, ROOT, START_WITHIN_S, Server, benchmark_database, benchmark_servers, server
 
 GOAL_S, GOAL_S_BEYOND_1000 = 2.0, 3.0
@@ -199,7 +200,7 @@ def run(count: int, rounds: int, redis_url: str) -> dict:
     ):
         spare_reports()
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            table = runner.run(measure(agents, tenants, rounds, redis_url, web, celery, peer.port))
+            table = runner.run(measure(agents, tenants, rounds, redis_url, web, celery, peer))
     return table | {"real_agent_ms": real_agent_ms(agents[0].shared)}
 
 
@@ -221,33 +222,27 @@ def real_agent_ms(shared) -> float:
 
 
 async def measure(
-    agents, tenants, rounds: int, redis_url: str, web: Server, celery: psutil.Process, peer_port: int
+    agents, tenants, rounds: int, redis_url: str, web: Server, celery: psutil.Process, peer_web: Server
 ) -> dict:
     from benchmarks.policy_agents import connect, gathered
 
-    processes = {"web process": web.process, "worker": celery, "agents": psutil.Process()}
+    here, urls = psutil.Process(), (os.environ["DATABASE_URL"], redis_url)
+    parts = push_cpu.parts(*urls, web_process=web.process, worker=celery, agents=here)
+    peer_parts = push_cpu.parts(*urls, web_process=peer_web.process, agents=here)
     await connect(agents, web.port)
     await gathered(agents, lambda agent: agent.hello(), 50)
     per_broker, peers = sharing(len(agents), resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     ours, peer = [], []
     for number in range(rounds + 1):
-        mine = await ours_round(agents, tenants, redis_url, number, processes, per_broker)
-        theirs = await peer_round(agents[:peers], redis_url, peer_port)
+        mine = await ours_round(agents, tenants, redis_url, number, parts, per_broker)
+        theirs = await peer_round(agents[:peers], redis_url, peer_web.port, peer_parts)
         if number:  # the first round warms caches and connections on both sides
             ours.append(mine)
             peer.append(theirs)
     return summarised(ours, peer, len(agents)) | {"agents_per_broker_connection": per_broker, "peer_agents": peers}
 
 
-def _cpu_s(processes: dict[str, psutil.Process]) -> dict[str, float]:
-    """CPU seconds so far, by what the process is: comparable on a machine that others use too."""
-    times = {name: process.cpu_times() for name, process in processes.items()}
-    return {name: spent.user + spent.system for name, spent in times.items()}
-
-
-async def ours_round(
-    agents, tenants, redis_url: str, number: int, processes: dict[str, psutil.Process], per_broker: int
-):
+async def ours_round(agents, tenants, redis_url: str, number: int, parts: push_cpu.Parts, per_broker: int):
     """One push; the times of every agent, and the CPU seconds until all had acknowledged.
 
     Raises when one does not acknowledge in time.
@@ -292,12 +287,14 @@ async def ours_round(
         await subscribe(group[0], redis_url, lambda message, group=group: heard(group, message), "SUBSCRIBE", channel)
     await asyncio.sleep(0.5)
     await sync_to_async(lambda: tenants.objects.filter(slug="tenant-0").update(weight=number + 1))()
-    before = _cpu_s(processes)
+    before = parts.cpu_s()
     began[0], began_at = time.perf_counter(), timezone.now()
-    revision = await sync_to_async(push)(actor=Actor.system("benchmark"), reason=f"round {number}", now=timezone.now())
+    revision, push_s = await sync_to_async(push_cpu.timed)(
+        lambda: push(actor=Actor.system("benchmark"), reason=f"round {number}", now=timezone.now())
+    )
     pushed = time.perf_counter() - began[0]
     await asyncio.wait_for(everyone.wait(), TIMEOUT_S)
-    cpu = {name: after - before[name] for name, after in _cpu_s(processes).items()}
+    cpu = push_cpu.of_round(before, parts.cpu_s(), push_s)
     await asyncio.gather(*tasks)
     # The worker's clock when it began to sign: what it does before the broadcast counts as the broadcast's time.
     told_at = await sync_to_async(Wave.objects.values_list("sent_at", flat=True).get)(rollout__revision=revision)
@@ -317,7 +314,7 @@ async def ours_round(
     }
 
 
-async def peer_round(agents, redis_url: str, peer_port: int):
+async def peer_round(agents, redis_url: str, peer_port: int, parts: push_cpu.Parts):
     """One apply_async per agent to its own queue, one bundle view, one update_or_create per agent."""
     from asgiref.sync import sync_to_async
     from celery import current_app
@@ -363,15 +360,21 @@ async def peer_round(agents, redis_url: str, peer_port: int):
         for agent in agents:
             current_app.send_task("policy.apply", kwargs={"digest": newest.digest}, queue=f"peer.{agent.id}")
 
+    before = parts.cpu_s()
     began[0] = time.perf_counter()
-    await sync_to_async(publish, thread_sensitive=False)()
+    _, publish_s = await sync_to_async(push_cpu.timed, thread_sensitive=False)(publish)
     pushed = time.perf_counter() - began[0]
     await asyncio.wait_for(everyone.wait(), TIMEOUT_S)
+    cpu = push_cpu.of_round(before, parts.cpu_s(), publish_s)
     await asyncio.gather(*tasks)
     for agent in agents:
         agent.broker._transport.close()
         connections[agent.id]._transport.close()
-    return {"pushed": pushed, **{name: sorted(getattr(times, name)) for name in ("heard", "pulled", "acked")}}
+    return {
+        "pushed": pushed,
+        "cpu": cpu,
+        **{name: sorted(getattr(times, name)) for name in ("heard", "pulled", "acked")},
+    }
 
 
 def summarised(ours: list[dict], peer: list[dict], agents: int) -> dict:
@@ -396,6 +399,7 @@ def summarised(ours: list[dict], peer: list[dict], agents: int) -> dict:
         "all_acked_s_worst": max(found["acked"][-1] for found in ours),
         "ratio_to_peer": statistics.median(scale * b["acked"][-1] / a["acked"][-1] for a, b in zip(ours, peer)),
         "cpu_s": {name: statistics.median(found["cpu"][name] for found in ours) for name in ours[0]["cpu"]},
+        "cpu_us_per_agent": {"ours": push_cpu.per_agent_us(ours), "peer": push_cpu.per_agent_us(peer)},
         "versions": {
             "python": platform.python_version(),
             **{name: version(name) for name in ("celery", "kombu", "django", "uvicorn")},
@@ -433,6 +437,7 @@ def print_table(table: dict) -> None:
               f"{row['acked_p50_s']:>9.3f}{row['acked_p99_s']:>9.3f}{row['acked_all_s']:>9.3f}")  # fmt: skip
     spent = ", ".join(f"{name} {seconds:.2f}" for name, seconds in table["cpu_s"].items())
     print(f"CPU seconds from the push to the last acknowledgement: {spent}")
+    print("\n".join(push_cpu.lines(**table["cpu_us_per_agent"])))
     print("all acknowledged, by round: " + ", ".join(f"{seconds:.2f}" for seconds in table["all_acked_s"]) + " s")
     if table["agents_per_broker_connection"] > 1:
         print(f"{table['agents_per_broker_connection']} agents share one connection to the broker (open files)")
