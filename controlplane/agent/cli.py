@@ -13,7 +13,7 @@ import uvloop
 from controlplane.agent import collector
 from controlplane.agent import identity as identities
 from controlplane.agent.agent_process import AgentProcess
-from controlplane.agent.errors import AgentError, UsageError
+from controlplane.agent.errors import RETIRED_STATUS, AgentError, Retired, UsageError
 from controlplane.agent.options import Options, parse
 from controlplane.agent.threads import beside_requests
 
@@ -21,7 +21,9 @@ LOG_FORMAT = "%(asctime)s %(levelname)s %(message)s"
 
 
 def main(arguments: list[str]) -> int:
-    """Run until a signal ends it; 0 after an orderly end, 1 with one clear line, 2 for options that cannot be used."""
+    """Run until a signal ends it; 0 after an orderly end, 1 with one clear line, 2 for options that cannot be used,
+    RETIRED_STATUS where no new start is of use.
+    """
     try:
         options = parse(arguments)
     except UsageError as error:
@@ -35,7 +37,7 @@ def main(arguments: list[str]) -> int:
             runner.run(_serve(options))
     except AgentError as error:
         sys.stderr.write(f"error: {error}\n")
-        return 1
+        return RETIRED_STATUS if isinstance(error, Retired) else 1
     except OSError as error:
         sys.stderr.write(f"error: {error}: choose another --listen or --state-dir\n")
         return 1

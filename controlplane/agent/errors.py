@@ -1,5 +1,8 @@
 """What stops an agent, each with a sentence that says what to do."""
 
+RETIRED_STATUS = 3
+"""The exit status of an agent that was retired: no new start is of use."""
+
 
 class AgentError(Exception):
     """The agent cannot go on; the text is printed as one line."""

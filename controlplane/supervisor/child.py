@@ -47,6 +47,7 @@ class Child:
     ready: see `Ready`; None means as soon as it has run for a moment. before_start: called before every start, off the
     supervising thread, may block. stop_order: lower stops earlier; equal ones stop against the order of their starts.
     essential: the whole run ends when this child has given up; otherwise only a line says so.
+    over: the exit statuses of a child that has nothing more to do; it is not started again and the run goes on.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Child:
     stop_timeout_s: float = 10.0
     restart: RestartPolicy = RestartPolicy()
     essential: bool = True
+    over: frozenset[int] = frozenset()
     before_start: Callable[[], None] | None = None
     cwd: Path | None = None
     run_as: RunAs | None = None

@@ -101,7 +101,7 @@ class Supervisor:
     def start(self, *children: Child) -> None:
         """Start `children` side by side and return when all are ready; raises SupervisorError."""
         entries = self._add(children, is_task=False)
-        self._await(lambda: all(entry.state in (State.READY, State.FAILED) for entry in entries))
+        self._await(lambda: all(entry.state is State.READY or entry.state in ENDED for entry in entries))
 
     def run(
         self,
@@ -276,6 +276,10 @@ class Supervisor:
         if entry.is_task and returncode == 0:
             entry.state = State.STOPPED
             self._say(f"{name} finished in {now_s - entry.began_s:.1f} s")
+            return
+        if returncode in entry.child.over:
+            entry.state = State.STOPPED
+            self._say("\n    ".join([f"{name} has ended for good", *entry.words.splitlines()[-1:]]))
             return
         what = entry.failure or ending(returncode)
         entry.failure = ""

@@ -2,10 +2,14 @@
 
 import asyncio
 import signal
+from datetime import UTC, datetime
 
 import pytest
 
+from controlplane.agent.errors import RETIRED_STATUS
 from controlplane.core.reasons import Outcome
+from controlplane.fleet.actions import retire_agent
+from controlplane.fleet.models import Agent
 from tests.agent import control_planes as cp
 from tests.agent.test_kill import Process
 from tests.agent.wire_client import WireClient, chat_body, post
@@ -35,6 +39,22 @@ async def test_sigterm_lets_requests_finish_and_cancels_the_rest_within_the_boun
     assert set(outcomes) == {Outcome.COMPLETED.code, Outcome.CANCELLED_BY_DRAIN.code}
     assert outcomes[Outcome.CANCELLED_BY_DRAIN.code][2] > 0, "what was delivered is paid"
     assert await cp.quarantined() == []
+
+
+async def test_a_retired_agent_ends_with_a_status_that_no_new_start_follows(world, tmp_path):
+    token = await cp.in_database(world.token)()
+    async with cp.control_plane() as url:
+        process = await Process.start(url, token, tmp_path / "state")
+        await cp.until(lambda: _epoch(process))
+        await cp.in_database(_retire)()
+        async with asyncio.timeout(60):
+            assert await process.child.wait() == RETIRED_STATUS
+        assert b"retired this agent" in await process.drain
+
+
+def _retire() -> None:
+    now = datetime.now(UTC)
+    retire_agent(agent_id=Agent.objects.get().pk, actor=cp.ACTOR, now=now, reason="old machine")
 
 
 async def test_metrics_and_health(world, tmp_path):

@@ -43,6 +43,11 @@ def run(var_dir: Path, scenario: str) -> None:
             supervisor.start(python("extra", "raise SystemExit(4)", essential=False))
             say_line("went on")
             return
+        elif scenario == "over":
+            supervisor.start(python("agent", "print('retired'); raise SystemExit(3)", over=frozenset({3})))
+            supervisor.wait(0.5)
+            say_line(f"states {supervisor.states()}")
+            return
         elif scenario == "port-in-use":
             code = "import socket; s = socket.create_server(('127.0.0.1', 0)); socket.create_server(s.getsockname())"
             supervisor.start(python("web", code))

@@ -143,6 +143,13 @@ def test_goes_on_without_a_child_that_is_not_essential(start):
     assert "went on" in text
 
 
+def test_goes_on_without_a_child_that_has_nothing_more_to_do(start):
+    status, text = start("over").finish()
+    assert status == 0
+    assert "agent has ended for good\n    retired" in text
+    assert "'agent': 'stopped'" in text and "starting it again" not in text
+
+
 def test_does_not_retry_what_a_new_start_cannot_cure(start):
     status, text = start("port-in-use").finish()
     assert status == 1
