@@ -6,6 +6,7 @@ import sys
 
 from django.core.management import execute_from_command_line
 from django.core.management.base import CommandParser
+from django.db import OperationalError
 
 
 class UsageOnRequest:
@@ -19,4 +20,10 @@ class UsageOnRequest:
 if __name__ == "__main__":
     CommandParser.print_usage = UsageOnRequest.print_usage
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.config.settings")
-    execute_from_command_line(sys.argv)
+    try:
+        execute_from_command_line(sys.argv)
+    except OperationalError as error:
+        if getattr(error.__cause__, "sqlstate", None) is not None:
+            raise  # a server that answers
+        reason = str(error).strip().splitlines()[0]
+        sys.exit(f"error: the database cannot be reached ({reason}). `manage.py doctor` says what is configured.")

@@ -10,9 +10,18 @@ from typing import Any
 
 import msgspec
 
+from controlplane.agent.errors import RETIRED_STATUS
 from controlplane.demo.agent_folders import agents_here, set_aside_strangers
 from controlplane.demo.plan import Client, JobPlan, Source, Target, TrafficPlan, write_json
-from controlplane.demo.settings import AgentPlace, Options, child_environment, chosen_speed, fleet, python
+from controlplane.demo.settings import (
+    AgentPlace,
+    Options,
+    child_environment,
+    chosen_speed,
+    fleet,
+    python,
+    write_environment,
+)
 from controlplane.demo.shape import BIG_MODEL, BIG_POOL, BULK, CHAT, SMALL_MODEL, SMALL_POOL
 from controlplane.demo.viewer import ViewerPlan
 from controlplane.embedded.postgres import prepare_postgres
@@ -92,6 +101,7 @@ class Demo:
         }
         self.app = dict(child_environment(**values))
         self.owner = dict(child_environment(**values | {"database": owner or database}, as_owner=True))
+        write_environment(self.folder / "environment", self.app)
         if children:
             supervisor.start(*children)
 
@@ -161,6 +171,7 @@ class Demo:
             argv,
             env=self.app,
             ready=f"{place.address}/readyz",
+            over=frozenset({RETIRED_STATUS}),
             stop_order=1,
             stop_timeout_s=20.0,
         )

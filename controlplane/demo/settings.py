@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -110,6 +111,17 @@ def child_environment(
         "CELERY_BROKER_URL": broker,
         "FLEXBAND_AGENT_BROKER_URL": broker,
     }
+
+
+def write_environment(file: Path, environment: Mapping[str, str]) -> None:
+    """A file that a shell reads (`. file`) to speak with this run: what differs from our own environment. It holds
+    passwords and is its owner's only.
+    """
+    differs = [(name, value) for name, value in environment.items() if os.environ.get(name) != value]
+    lines = [f"export {name}={shlex.quote(value)}\n" for name, value in differs]
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    file.touch(mode=0o600)
+    file.write_text("".join(lines), encoding="utf-8")
 
 
 def secret_key_file(var_dir: Path) -> Path:

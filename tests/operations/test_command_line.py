@@ -1,5 +1,7 @@
 """What commands say of arguments that they cannot use: one line, exit status 2."""
 
+import os
+import socket
 import subprocess
 
 import pytest
@@ -21,6 +23,23 @@ def test_a_mistake_has_one_line(arguments, said):
     assert (done.returncode, done.stdout) == (2, "")
     (line,) = done.stderr.splitlines()
     assert said in line
+
+
+def test_a_database_that_cannot_be_reached_has_one_line():
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        environment = {**os.environ, "DATABASE_URL": f"postgresql://flexband@127.0.0.1:{closed.getsockname()[1]}/none"}
+        done = subprocess.run(
+            python("manage.py", "audit", "verify"),
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    assert (done.returncode, done.stdout) == (1, "")
+    (line,) = done.stderr.splitlines()
+    assert "the database cannot be reached" in line and "manage.py doctor" in line
 
 
 def test_help_still_shows_how_a_command_is_used():
