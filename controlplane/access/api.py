@@ -26,7 +26,7 @@ from controlplane.audit.actors import actor_of
 from controlplane.tenants.access import may
 from controlplane.tenants.models import Member, Tenant
 from controlplane.tenants.queries import member_for, members
-from controlplane.tenants.rest import ReasonSerializer, checked, writes
+from controlplane.tenants.rest import ReasonSerializer, SlugField, checked, writes
 from controlplane.tenants.roles import PERMISSIONS
 from controlplane.web.api import Ended
 from controlplane.web.openapi import problem
@@ -166,7 +166,7 @@ class InvitationCreateSerializer(serializers.Serializer):
     email = serializers.EmailField(max_length=254)
     full_name = serializers.CharField(max_length=150, allow_blank=True, required=False)
     role = serializers.ChoiceField(Member.Role.choices)
-    tenant = serializers.SlugRelatedField("slug", queryset=Tenant.objects.all(), allow_null=True, required=False)
+    tenant = SlugField(Tenant.objects.all(), allow_null=True, required=False)
     days = serializers.IntegerField(min_value=1, max_value=invitation_actions.DAYS_MAX, default=7)
 
 

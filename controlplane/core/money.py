@@ -15,7 +15,7 @@ NANOS_PER_UNIT = 1_000_000_000
 NANOS_PER_CENT = NANOS_PER_UNIT // 100
 US_PER_HOUR = 3_600_000_000
 
-_DECIMAL = re.compile(r"([+-]?)(\d+)(?:\.(\d*))?(?:[eE]([+-]?\d{1,3}))?")
+_DECIMAL = re.compile(r"([+-]?)(\d+)(?:\.(\d*))?(?:[eE]([+-]?\d{1,3}))?", re.ASCII)
 _MAX_DIGITS = 60
 _MAX_EXPONENT = 40
 

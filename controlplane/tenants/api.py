@@ -18,7 +18,7 @@ from controlplane.audit.actors import actor_of
 from controlplane.tenants import actions, key_actions, member_actions
 from controlplane.tenants.models import ApiKey, Member, Tenant
 from controlplane.tenants.queries import members, search_keys, slug_or_name_holds, visible_keys, visible_tenants
-from controlplane.tenants.rest import ReasonField, ReasonSerializer, VersionedViewSet, edits, writes
+from controlplane.tenants.rest import ReasonField, ReasonSerializer, SlugField, VersionedViewSet, edits, writes
 from controlplane.web.openapi import problem
 
 
@@ -39,7 +39,7 @@ class TenantWriteSerializer(serializers.Serializer):
     """What can be written of a tenant."""
 
     name = serializers.CharField(max_length=120)
-    parent = serializers.SlugRelatedField("slug", queryset=Tenant.objects.all(), allow_null=True, required=False)
+    parent = SlugField(Tenant.objects.all(), allow_null=True, required=False)
     weight = serializers.IntegerField(min_value=1, max_value=10_000, required=False)
     max_concurrency = serializers.IntegerField(min_value=1, max_value=2**31 - 1, required=False)
     classes = serializers.ListField(child=serializers.CharField(max_length=63), required=False)
@@ -287,7 +287,7 @@ class MemberWriteSerializer(serializers.Serializer):
     """Role and tenant of a person."""
 
     role = serializers.ChoiceField(Member.Role.choices)
-    tenant = serializers.SlugRelatedField("slug", queryset=Tenant.objects.all(), allow_null=True, required=False)
+    tenant = SlugField(Tenant.objects.all(), allow_null=True, required=False)
     reason = ReasonField(required=False)
 
 
@@ -297,7 +297,7 @@ class MemberCreateSerializer(serializers.Serializer):
     username = serializers.CharField(max_length=150)
     password = serializers.CharField(write_only=True, max_length=256)
     role = serializers.ChoiceField(Member.Role.choices)
-    tenant = serializers.SlugRelatedField("slug", queryset=Tenant.objects.all(), allow_null=True, required=False)
+    tenant = SlugField(Tenant.objects.all(), allow_null=True, required=False)
     full_name = serializers.CharField(max_length=150, allow_blank=True, required=False)
     email = serializers.EmailField(allow_blank=True, required=False)
 

@@ -2,12 +2,14 @@
 
 import functools
 import hashlib
+import re
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 from django.core.files.uploadedfile import UploadedFile
 from django.db import transaction
+from django.db.models import QuerySet
 from django.utils import timezone
 from django.utils.datastructures import MultiValueDict
 from drf_spectacular.utils import extend_schema_field
@@ -50,7 +52,22 @@ class ReasonField(serializers.CharField):
         super().__init__(max_length=REASON_CHARS_MAX, **{"required": True, **options})
 
 
-@extend_schema_field({"type": "string", "format": "decimal", "pattern": r"^-?[0-9]+(\.[0-9]{1,9})?$"})
+class SlugField(serializers.SlugRelatedField):
+    """A row by its short name; text that no database can hold names none."""
+
+    def __init__(self, queryset: QuerySet[Any], **options: Any) -> None:
+        super().__init__("slug", queryset=queryset, **options)
+
+    def to_internal_value(self, data: Any) -> Any:
+        if isinstance(data, str) and "\x00" in data:
+            self.fail("does_not_exist", slug_name="slug", value=data.replace("\x00", ""))
+        return super().to_internal_value(data)
+
+
+MONEY = re.compile(r"^-?[0-9]+(\.[0-9]{1,9})?$")
+
+
+@extend_schema_field({"type": "string", "format": "decimal", "pattern": MONEY.pattern})
 class MoneyField(serializers.Field):
     """`"2.50"`: exact decimal text of the currency outside, integer nanos inside. A JSON number is refused."""
 
@@ -61,7 +78,10 @@ class MoneyField(serializers.Field):
         if not isinstance(data, str):
             raise serializers.ValidationError('Send money as text, such as "22000.00": a float is not exact.')
         try:
-            return parse_nanos(data)
+            nanos = parse_nanos(data)
+            if not MONEY.fullmatch(data):
+                raise ValueError(f"{data[:80]!r} is not written like 1234.56")
+            return nanos
         except ValueError as error:
             raise serializers.ValidationError(f"{str(error)[0].upper()}{str(error)[1:]}.") from None
 

@@ -16,13 +16,19 @@ from controlplane.usage.events import EVENTS_MOST, ID_CHARS_MOST, SOURCE_CHARS_M
 from controlplane.web.parsers import BoundedJSONParser
 
 
-class BatchParser(BoundedJSONParser):
+class EventsParser(BoundedJSONParser):
+    """A text that is none costs its event only."""
+
+    whole_text = False
+
+
+class BatchParser(EventsParser):
     """The media type of a batch in the CloudEvents HTTP binding."""
 
     media_type = "application/cloudevents-batch+json"
 
 
-class EventParser(BoundedJSONParser):
+class EventParser(EventsParser):
     """The media type of a single event."""
 
     media_type = "application/cloudevents+json"
@@ -79,7 +85,7 @@ class UsageEvents(APIView):
     """
 
     permission_classes = [RolePermission]
-    parser_classes = [BoundedJSONParser, BatchParser, EventParser]
+    parser_classes = [EventsParser, BatchParser, EventParser]
     read_permission = "usage.read"
     write_permission = "usage.write"
 
@@ -94,6 +100,12 @@ class UsageEvents(APIView):
         counts = Counter(outcome.result.value for outcome in outcomes)
         body: dict[str, Any] = {result.value: counts[result.value] for result in EventResult}
         body["results"] = [
-            {"index": row.index, "id": row.id, "result": row.result.value, "reason": row.reason} for row in outcomes
+            {"index": row.index, "id": _sayable(row.id), "result": row.result.value, "reason": _sayable(row.reason)}
+            for row in outcomes
         ]
         return Response(body)
+
+
+def _sayable(text: str) -> str:
+    """The text with a question mark for each half of a character."""
+    return text.encode(errors="replace").decode()

@@ -105,4 +105,4 @@ def _id_of(event: object) -> str:
 
 def _slugs(events: Sequence[object]) -> set[str]:
     subjects = (event.get("subject") for event in events if isinstance(event, dict))
-    return {subject for subject in subjects if isinstance(subject, str) and "\x00" not in subject}
+    return {subject for subject in subjects if isinstance(subject, str) and subject.isprintable()}

@@ -187,3 +187,16 @@ def test_the_same_write_sent_twice_at_once_is_done_once(people):
     assert [response.status_code for response in results] == [201, 201, 201]
     assert ApiKey.objects.count() == 1 and AuditEntry.objects.filter(action="key.create").count() == 1
     assert sum(response.json()["secret"] is not None for response in results) == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        ("tenants/", {"slug": "new", "name": "New", "parent": "\x00a"}, "parent"),
+        ("members/", {"username": "eve", "password": "x" * 20, "role": "tenant", "tenant": "\x00a"}, "tenant"),
+        ("invitations/", {"email": "eve@example.com", "role": "tenant", "tenant": "\x00a"}, "tenant"),
+    ],
+)
+def test_a_name_that_no_database_can_hold_names_no_tenant(people, path, body, field):
+    refused = people["admin"].post(f"/api/v1/{path}", body, content_type="application/json")
+    assert refused.status_code == 400 and field in refused.json()["errors"]

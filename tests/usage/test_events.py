@@ -57,6 +57,11 @@ def test_each_event_has_a_result_and_counts_once(send):
         ({"data": {"prompt_tokens": 1}}, "output_tokens"),
         ({"data": {"prompt_tokens": 1, "output_tokens": 1, "cached_tokens": 2}}, "cached"),
         ({"data": {"prompt_tokens": 1, "output_tokens": 1, "cost": 2}}, "cost"),
+        ({"id": "\ud800"}, '"id"'),
+        ({"subject": "\ud800"}, '"subject"'),
+        ({"data": {"prompt_tokens": 1, "output_tokens": 1, "\ud800": 2}}, "unknown fields: ?"),
+        ({"data": {"prompt_tokens": 1, "output_tokens": 1, "model": "\ud800"}}, "printable"),
+        ({"data": {"prompt_tokens": 1, "output_tokens": 1, "model": "a\u0000"}}, "printable"),
     ],
 )
 def test_a_bad_event_is_refused_alone(send, changes, words):

@@ -52,6 +52,18 @@ def test_a_body_of_the_limit_is_read_and_one_byte_more_is_a_413(people):
     assert not Tenant.objects.filter(slug="large").exists()
 
 
+@pytest.mark.parametrize("text", [r'{"slug": "a", "outage_posture": "\ud800"}', r'{"\uDFFF": 1}', r'["\ude00\ud83d"]'])
+def test_half_a_character_is_refused_before_anybody_repeats_it(people, text):
+    refused = people["admin"].post("/api/v1/tenants/", text, content_type="application/json")
+    assert refused.status_code == 400 and "surrogate" in refused.json()["title"]
+
+
+def test_a_whole_character_may_be_written_in_two_halves(people):
+    body = r'{"slug": "smile", "name": "\ud83d\ude00", "classes": []}'
+    assert people["admin"].post("/api/v1/tenants/", body, content_type="application/json").status_code == 201
+    assert Tenant.objects.get(slug="smile").name == "\U0001f600"
+
+
 @pytest.mark.parametrize("content_type", ["application/json", "application/cloudevents-batch+json"])
 def test_events_of_other_gateways_too(people, content_type):
     refused = sent(people["admin"], MOST + 1, content_type, "/api/v1/usage/events/")
