@@ -13,8 +13,11 @@ are measured:
 - everything decides: every pool writes a decision with its evidence, as in the first minute of a new leader.
 
 The goals are for ticks of which a tenth decides: 20 ms for a thousand pools, 250 ms for twenty thousand, in all but one
-of a hundred ticks, and a hundredth of the ORM's time. Exit 1 when one of them is missed. Twenty thousand pools are a
-run of their own of few ticks, unless --no-large, --quick or --pools is given; it takes some minutes and 2 GB.
+of a hundred ticks, and a hundredth of the ORM's time. Exit 1 when one of them is missed. Beside them stands the least
+that such a tick can take on this machine: what agents and jobs say copied out of their tables as bytes, and the tick's
+own samples and decisions copied as bytes into tables with the same indexes, on disk; nothing is decoded or decided.
+Twenty thousand pools are a run of their own of few ticks, unless --no-large, --quick or --pools is given; it takes some
+minutes and 2 GB.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ import os
 import statistics
 import time
 from concurrent.futures import ProcessPoolExecutor
-from datetime import timedelta
+from datetime import datetime, timedelta
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -87,7 +90,8 @@ def measure(pools: int, ticks: int, peer_ticks: int) -> dict:
             cursor.execute("ANALYZE")
             cursor.execute("SHOW fsync")
             fsync = cursor.fetchone()[0]
-        table = {"pools": pools, "fsync": fsync, "ticks": ours(now, ticks)}
+        found, tenth_at = ours(now, ticks)
+        table = {"pools": pools, "fsync": fsync, "ticks": found, "limit": limit(tenth_at)}
         if peer_ticks:
             table["orm_loop_ms"] = peer(now, peer_ticks)
             table["ratio"] = table["orm_loop_ms"] / table["ticks"]["tenth"]["ms"]
@@ -116,6 +120,13 @@ def print_table(table: dict) -> None:
         names = ("ms", "p99_ms", "cpu_ms", "read_cpu_ms", "decide_cpu_ms", "write_cpu_ms", "database_cpu_ms")
         print(f"{words:<32}" + "".join(f"{row[name]:>9.1f}" for name in names) + f"{row['short']:>8,.0f}")
     print(f"goal for a tenth: p99 at most {goal_ms(table['pools']):,.0f} ms")
+    least, tenth = table["limit"], table["ticks"]["tenth"]
+    print(
+        f"limit: its {least['read_bytes'] / 1e6:.2f} MB read and {least['written_bytes'] / 1e6:.2f} MB written by COPY"
+        f" BINARY: {least['read_ms']:.1f} + {least['write_ms']:.1f} ms, the database's CPU"
+        f" {least['database_cpu_ms']:.1f} ms; a tick takes {tenth['ms'] / (least['read_ms'] + least['write_ms']):.1f}"
+        " times that"
+    )
     if "ratio" in table:
         peer_ms, tenth, everything = table["orm_loop_ms"], table["ticks"]["tenth"]["ms"], table["ticks"]["all"]["ms"]
         print(
@@ -256,8 +267,10 @@ def progress() -> None:
         cursor.execute("UPDATE jobs_job SET items_completed = items_completed + 2, gpu_us_done = gpu_us_done + 2100000")
 
 
-def ours(now, ticks: int) -> dict:
-    """By kind of tick, milliseconds of one and of its parts: medians, and the 99th percentile of the whole."""
+def ours(now, ticks: int) -> tuple[dict, datetime]:
+    """By kind of tick, milliseconds of one and of its parts: medians, and the 99th percentile of the whole. And the
+    instant of the last one of which a tenth decided.
+    """
     from controlplane.fleet.models import Pool
     from controlplane.flex.controller import Controller
     from controlplane.flex.models import Grant
@@ -281,13 +294,60 @@ def ours(now, ticks: int) -> dict:
     for _ in range(16 + Pool.objects.count() // BEGIN_AT_ONCE):
         tick()
     assert not Grant.objects.exclude(state="lent").exists(), "every flex slot is lent by now"
+    tenth_at = now
     for kind in KINDS:
         for turn in range(ticks):
             if kind == "all":
                 forget(controller)
             found[kind].append(tick(busy=turned(turn) if kind == "tenth" else (), jobs=kind != "reports"))
+        tenth_at = now if kind == "tenth" else tenth_at
     assert not Grant.objects.exclude(state="lent").exists()
-    return {kind: summed(rows) for kind, rows in found.items()}
+    return {kind: summed(rows) for kind, rows in found.items()}, tenth_at
+
+
+#: What a tick reads of every pool, and the tables that it adds rows to.
+READ = (
+    "SELECT agent_id, reported_at, epoch, seq, band FROM fleet_agentlive",
+    "SELECT id, pool_id, state, items, items_completed, items_parked, items_cancelled, gpu_us_done FROM jobs_job",
+)
+WRITTEN = ("flex_poolsample", "flex_decision")
+LIMIT_TURNS = 9
+
+
+def limit(at) -> dict[str, float]:
+    """The same bytes out of the database and into it by COPY BINARY, one commit: medians of some turns."""
+    from django.db import connection
+
+    connection.ensure_connection()
+    with connection.connection.cursor() as cursor:
+        rows = {table: copied(cursor, f"SELECT * FROM {table} WHERE at = '{at.isoformat()}'") for table in WRITTEN}
+        for table in WRITTEN:
+            cursor.execute(f"CREATE TABLE limit_{table} (LIKE {table} INCLUDING ALL)")
+        turns = []
+        for _ in range(LIMIT_TURNS):
+            cursor.execute(f"TRUNCATE {', '.join(f'limit_{table}' for table in WRITTEN)}")
+            began, cpu = time.perf_counter(), database_cpu_s()
+            read = [copied(cursor, sql) for sql in READ]
+            between = time.perf_counter()
+            with connection.connection.transaction():
+                for table, said in rows.items():
+                    with cursor.copy(f"COPY limit_{table} FROM STDIN (FORMAT BINARY)") as copy:
+                        copy.write(said)
+            ended = time.perf_counter()
+            turns.append((between - began, ended - between, database_cpu_s() - cpu))
+    read_s, write_s, cpu_s = zip(*turns, strict=True)
+    return {
+        "read_ms": statistics.median(read_s) * 1_000,
+        "write_ms": statistics.median(write_s) * 1_000,
+        "database_cpu_ms": statistics.fmean(cpu_s) * 1_000,
+        "read_bytes": sum(map(len, read)),
+        "written_bytes": sum(map(len, rows.values())),
+    }
+
+
+def copied(cursor, sql: str) -> bytes:
+    with cursor.copy(f"COPY ({sql}) TO STDOUT (FORMAT BINARY)") as copy:
+        return b"".join(map(bytes, copy))
 
 
 def turned(turn: int) -> range:
@@ -329,15 +389,13 @@ def measured(controller, now) -> dict[str, float]:
 
 
 def database_cpu_s() -> float:
-    """CPU seconds of the database's process behind this connection; 0 when it runs elsewhere. In hundredths."""
+    """CPU seconds of the database's process behind this connection; 0 when it runs elsewhere."""
     from django.db import connection
 
     try:
-        stat = Path(f"/proc/{connection.connection.info.backend_pid}/stat").read_text()
+        return int(Path(f"/proc/{connection.connection.info.backend_pid}/schedstat").read_text().split()[0]) / 1e9
     except OSError:
         return 0.0
-    used = stat.rsplit(")", 1)[1].split()
-    return (int(used[11]) + int(used[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def summed(rows: list[dict[str, float]]) -> dict[str, float]:
