@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import secrets
 import socket
 import time
 from pathlib import Path
@@ -13,6 +14,7 @@ LOOPBACK = "127.0.0.1"
 # Below the range that kernels hand out for outgoing connections (32768 and up), above the well-known services.
 FIRST_PORT = 21_000
 PORTS = 9_000
+TRIES = 100
 
 
 def port_is_free(port: int) -> bool:
@@ -33,7 +35,13 @@ def preferred_port(state_dir: Path, purpose: str) -> int:
 
 
 def free_port() -> int:
-    """A port that is free now, chosen by the kernel."""
+    """A port that is free now and that no outgoing connection is given before it is used, at random.
+
+    Where none of `TRIES` is free it is one of the kernel's choice, which an outgoing connection may be given, too.
+    """
+    for _ in range(TRIES):
+        if port_is_free(port := FIRST_PORT + secrets.randbelow(PORTS)):
+            return port
     with socket.socket() as probe:
         probe.bind((LOOPBACK, 0))
         return int(probe.getsockname()[1])

@@ -19,6 +19,7 @@ from controlplane.agent.health import health_details
 from controlplane.agent.options import parse
 from controlplane.audit.actors import Actor
 from controlplane.budgets.models import Budget
+from controlplane.embedded.ports import free_port
 from controlplane.exchange.asgi import ExchangeApplication
 from controlplane.policy import live_list, rollouts
 from controlplane.policy.actions import push
@@ -52,7 +53,7 @@ async def control_plane(port: int = 0):
     server.capture_signals = _no_signals  # the test runner keeps its own
     bound = socket.socket()
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    bound.bind(("127.0.0.1", port))
+    bound.bind(("127.0.0.1", port or free_port()))
     task = asyncio.create_task(server.serve(sockets=[bound]))
     while not server.started:
         await asyncio.sleep(0.01)

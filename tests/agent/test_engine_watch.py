@@ -18,6 +18,7 @@ from controlplane.agent.metrics import render
 from controlplane.agent.policy_state import LiveList, PolicyState
 from controlplane.agent.slot_readiness import FAILURES_MAX, Health
 from controlplane.agent.spool_store import SpoolStore
+from controlplane.embedded.ports import free_port
 from tests.agent import upstreams as up
 from tests.agent import worlds
 from tests.agent.test_engine_metrics import LLAMA
@@ -36,7 +37,7 @@ class Server:
         self.port = 0
 
     async def start(self, port: int = 0) -> None:
-        self.server = await asyncio.start_server(self._serve, "127.0.0.1", port)
+        self.server = await asyncio.start_server(self._serve, "127.0.0.1", port or free_port())
         self.port = self.server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 
 import pytest
 from django.db import connection
 
+from controlplane.embedded.ports import free_port
 from tests.agent import control_planes as cp
 from tests.agent.wire_client import WireClient, chat_body, post
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.slow]
-
-
-def free_port() -> int:
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        return bound.getsockname()[1]
 
 
 @cp.in_database

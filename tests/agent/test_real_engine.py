@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import socket
 import sys
 import time
 from contextlib import asynccontextmanager
@@ -13,6 +12,7 @@ import pytest
 
 from controlplane.agent.agent_slot import BROKEN, READY
 from controlplane.core.reasons import Outcome
+from controlplane.embedded.ports import free_port
 from tests.agent import control_planes as cp
 from tests.agent import real_engine, worlds
 
@@ -24,12 +24,6 @@ pytestmark = [
 ]
 SCRIPT = Path(real_engine.__file__)
 COMPLETED, CANCELLED = Outcome.COMPLETED.code, Outcome.CANCELLED_BY_CLIENT.code
-
-
-def free_port() -> int:
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        return bound.getsockname()[1]
 
 
 @asynccontextmanager

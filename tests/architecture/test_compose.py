@@ -13,9 +13,9 @@ from urllib.parse import urlsplit, urlunsplit
 import psycopg
 import pytest
 
+from controlplane.embedded.ports import free_port
 from controlplane.embedded.throwaway import throwaway_servers
 from tests.architecture.compose_file import ROOT, compose
-from tests.e2e.demo_run import free_port
 
 SERVICES = {"postgres", "rabbitmq", "valkey", "migrate", "web", "worker", "beat", "controller", "agent"}
 OURS = ("migrate", "web", "worker", "beat", "controller", "agent")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import sys
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from urllib.parse import urlsplit, urlunsplit
 from django.conf import settings
 from django.db import connection
 
+from controlplane.embedded.ports import free_port
 from controlplane.jobs.models import Job
 from tests.agent import control_planes as cp
 from tests.agent.test_kill import Process
@@ -42,12 +42,6 @@ def lend_soon(world) -> None:
         tenant=world.tenant, workload_class=world.bulk, pool=pool, items=1_000_000, prompt_tokens=1000,
         expected_output_tokens=200, deadline=now + timedelta(hours=1), created_by="ada", created_at=now,
     )  # fmt: skip
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
 
 
 @dataclass

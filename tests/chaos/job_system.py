@@ -15,12 +15,12 @@ import psycopg
 
 from controlplane.demo.settings import child_environment, python
 from controlplane.demo.shape import SMALL_MODEL, SMALL_POOL
+from controlplane.embedded.ports import free_port
 from controlplane.embedded.postgres import prepare_postgres
 from controlplane.embedded.valkey import prepare_valkey
 from controlplane.supervisor.child import Child, RestartPolicy
 from controlplane.supervisor.servers import postgres_child, valkey_child
 from controlplane.supervisor.supervisor import Supervisor
-from tests.e2e.demo_run import free_port
 
 #: As often as a test likes to kill; the pauses stay short, so that most kills meet a system at work.
 ALWAYS = RestartPolicy(limit=200, backoff_s=0.2, backoff_s_max=1.0, healthy_after_s=2.0)

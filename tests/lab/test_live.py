@@ -13,6 +13,7 @@ import pytest
 
 from controlplane.agent.backends.openai import OpenAIBackend
 from controlplane.core.reasons import Outcome
+from controlplane.embedded.ports import free_port
 from controlplane.lab.arguments import read_model
 from controlplane.lab.calibration import FEW, calibrated
 from controlplane.lab.kinds import parsed
@@ -20,7 +21,7 @@ from controlplane.lab.live import add_arguments, climb, live, machine, measured,
 from controlplane.lab.live_load import BATCH, COMPLETED, INTERACTIVE, Seen, read_lines
 from tests.agent import real_engine, worlds
 from tests.agent.conftest import make_agent, pytest_asyncio_loop_factories
-from tests.agent.test_real_engine import free_port, inference_server
+from tests.agent.test_real_engine import inference_server
 
 __all__ = ["make_agent", "pytest_asyncio_loop_factories"]
 

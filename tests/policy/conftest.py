@@ -1,6 +1,5 @@
 """A small fleet that may be pushed, signing keys in a directory of the test's own, and light kombu consumers."""
 
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +13,7 @@ from django.conf import settings as django_settings
 from kombu import Connection, Consumer, Exchange, Queue, pools
 
 from controlplane.audit.actors import Actor
+from controlplane.embedded.ports import free_port
 from controlplane.ledger.models import RateCard
 from controlplane.tenants.models import ApiKey
 from controlplane.wire.nudging import (
@@ -99,12 +99,6 @@ def api_key(tenant, number: int = 1, **values) -> ApiKey:
         "classes": ["chat"], "default_class": "chat", "created_at": factories.NOW,
     }  # fmt: skip
     return ApiKey.objects.create(tenant=tenant, **{**defaults, **values})
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def rabbitmq_reachable() -> bool:
