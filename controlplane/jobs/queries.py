@@ -4,15 +4,17 @@ import uuid
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from fractions import Fraction
 from math import isfinite
 from typing import Final, NamedTuple
 
 from django.contrib.auth.models import AnonymousUser, User
-from django.db.models import F, Q, QuerySet
+from django.db.models import Count, F, Q, QuerySet
 from django.http import Http404
 
 from controlplane.core.estimate import WorkRates, raw_gpu_us
 from controlplane.core.flex_demand import demand
+from controlplane.core.flex_policy import exact
 from controlplane.core.flex_snapshot import BatchJob, FlexSlot
 from controlplane.core.period import to_us
 from controlplane.core.slot_states import Band, SlotState
@@ -305,6 +307,40 @@ def slots_of(pool_ids: Iterable[int], now: datetime) -> dict[int, list[FlexSlot]
             FlexSlot(name=name, band=Band(band), state=state, batch_efficiency=worth.get(pool_id, 1.0))
         )
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class SlotsWorth:
+    """What a pool's slots of `slots_of` are worth together for batch: `now`, and with every loan that the saved policy
+    allows, where a frozen band stays as it is.
+    """
+
+    now: Fraction
+    all_lent: Fraction
+
+
+def slots_worth(pools: Mapping[int, Pool], now: datetime) -> dict[int, SlotsWorth]:
+    """Of pools by id; one that has no observed slot is missing. Counted in the database: a fleet has thousands."""
+    worth = efficiencies(pools, now)
+    kinds = (
+        SlotInterval.objects.filter(slot__pool__in=list(pools), slot__removed_at__isnull=True, ended_at__isnull=True)
+        .values_list("slot__pool_id")
+        .annotate(
+            batch=Count("pk", filter=Q(slot__band=Slot.Band.BATCH)),
+            lent=Count("pk", filter=Q(slot__band=Slot.Band.FLEX, state="lent")),
+            flex=Count("pk", filter=Q(slot__band=Slot.Band.FLEX)),
+        )
+    )
+    found = {}
+    for pool_id, batch, lent, flex in kinds:
+        each, pool = exact(worth.get(pool_id, 1.0)), pools[pool_id]
+        most = lent if _is_frozen(pool, now) else flex if pool.max_lent is None else min(flex, max(lent, pool.max_lent))
+        found[pool_id] = SlotsWorth((batch + lent) * each, (batch + most) * each)
+    return found
+
+
+def _is_frozen(pool: Pool, now: datetime) -> bool:
+    return pool.frozen_since is not None and (pool.frozen_until is None or pool.frozen_until > now)
 
 
 def slack_for(work: Sequence[tuple[int, datetime | None]], slots: Sequence[FlexSlot], now: datetime) -> PoolSlack:

@@ -10,7 +10,7 @@ loans that the policy allows are too few, or when it stayed short for longer tha
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from fractions import Fraction
 from typing import Final
@@ -19,15 +19,12 @@ from django.db import connection
 from django.db.models import Q
 
 from controlplane.core.batch_items import ItemState
-from controlplane.core.flex_demand import available_slots
-from controlplane.core.flex_snapshot import FlexSlot
 from controlplane.core.period import to_us
-from controlplane.core.slot_states import Band, SlotState
 from controlplane.fleet.models import Pool
-from controlplane.jobs.listing import rooms, slack_over, with_deadline_ahead
+from controlplane.jobs.listing import JobRoom, rooms, with_deadline_ahead
 from controlplane.jobs.models import Job
 from controlplane.jobs.paid_work import Payment
-from controlplane.jobs.queries import backlog_of, estimate_of, remaining_gpu_us, slots_of, unfinished_items
+from controlplane.jobs.queries import backlog_of, estimate_of, remaining_gpu_us, slots_worth, unfinished_items
 from controlplane.tenants.models import Tenant
 
 #: Beyond the hold time: a loan comes with a decision interval, and its slack with a tick.
@@ -94,11 +91,12 @@ def _short(pools: Mapping[int, Pool], now: datetime) -> dict[int, list[JobRisk]]
     jobs = sorted(dated, key=lambda job: (job.deadline, job.pk))[:JOBS_MOST]
     if not jobs:
         return {}
-    slots, backlog = slots_of(pools, now), backlog_of(running, now)
+    worth, backlog = slots_worth(pools, now), backlog_of(running, now)
     asked = rooms(with_deadline_ahead(jobs, now), backlog.jobs, now)
-    present, most = slack_over(asked, slots), slack_over(asked, _all_lent(pools, slots, now))
+    available = {pool_id: own.now for pool_id, own in worth.items()}
+    present = _slack(asked, available)
+    most = _slack(asked, {pool_id: own.all_lent for pool_id, own in worth.items()})
     lasting = _short_for_long({job.pool_id for job in jobs if _is_short(present, job)}, now)
-    available = {pool_id: available_slots(own) for pool_id, own in slots.items()}
     found: dict[int, list[JobRisk]] = {}
     for job in jobs:
         assert job.deadline is not None
@@ -113,6 +111,10 @@ def _short(pools: Mapping[int, Pool], now: datetime) -> dict[int, list[JobRisk]]
             found.setdefault(job.pool_id, []).append(risk)
     _name_tenants(risk.job for risks in found.values() for risk in risks)
     return found
+
+
+def _slack(asked: Iterable[JobRoom], available: Mapping[int, Fraction]) -> dict[int, float | None]:
+    return {one.job_id: one.room.slack(available.get(one.pool_id, Fraction(0))) for one in asked}
 
 
 def _name_tenants(jobs: Iterable[Job]) -> None:
@@ -135,22 +137,6 @@ def _is_short(slack: Mapping[int, float | None], job: Job) -> bool:
         return False
     value = slack[job.pk]
     return value is None or value < 0
-
-
-def _all_lent(
-    pools: Mapping[int, Pool], slots: Mapping[int, list[FlexSlot]], now: datetime
-) -> dict[int, list[FlexSlot]]:
-    """The slots with every loan that the saved policy allows; a frozen band stays as it is."""
-    found = {}
-    for pool_id, own in slots.items():
-        pool = pools[pool_id]
-        frozen = pool.frozen_since is not None and (pool.frozen_until is None or pool.frozen_until > now)
-        flex = [slot for slot in own if slot.band is Band.FLEX]
-        away = sum(slot.state is SlotState.LENT for slot in flex)
-        room = 0 if frozen else (len(flex) if pool.max_lent is None else max(0, pool.max_lent - away))
-        home = {slot.name for slot in [slot for slot in flex if slot.state is SlotState.HOME][:room]}
-        found[pool_id] = [replace(slot, state=SlotState.LENT) if slot.name in home else slot for slot in own]
-    return found
 
 
 _LASTING_SQL = """
