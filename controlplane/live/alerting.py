@@ -18,7 +18,7 @@ from controlplane.live.attention import (
 from controlplane.live.contracts import GRADES, Evaluation
 from controlplane.live.drift_alerts import drift_alerts
 from controlplane.live.job_alerts import job_alerts
-from controlplane.live.readings import Reading, SlotNow
+from controlplane.live.readings import Homes, Reading, SlotNow
 from controlplane.live.strip import iso
 from controlplane.live.uncounted_alert import uncounted_alerts
 from controlplane.web.numerals import duration
@@ -154,7 +154,7 @@ def _burn_alerts(reading: Reading, evaluation: Evaluation) -> list[Row]:
     contract, rows = evaluation.contract, []
     homes = reading.homes(contract.workload_class.slug)
     pools, silent = homes.pools, homes.silent
-    if not silent and not evaluation.firing:
+    if not (_is_missed(evaluation, homes, reading.now) if silent else evaluation.firing):
         return []
     name = contract.name or contract.slug
     url = link("contract", contract.slug) or link("contracts")
@@ -185,10 +185,17 @@ def _burn_alerts(reading: Reading, evaluation: Evaluation) -> list[Row]:
     return rows
 
 
+def _is_missed(evaluation: Evaluation, homes: Homes, now: datetime) -> bool:
+    """Whether nobody was heard for so long that it could have burned what an alert is for."""
+    return homes.heard is not None and _silence_us(homes.heard, now) >= evaluation.absence.warn_us
+
+
+def _silence_us(heard: datetime, now: datetime) -> int:
+    return int((now - heard).total_seconds() * 1_000_000)
+
+
 def _absence(evaluation: Evaluation, name: str, url: str, heard: datetime, now: datetime) -> list[Row]:
-    silence_us = int((now - heard).total_seconds() * 1_000_000)
-    if silence_us < evaluation.absence.warn_us:
-        return []
+    silence_us = _silence_us(heard, now)
     page = silence_us >= evaluation.absence.page_us
     pages_at = heard + timedelta(microseconds=evaluation.absence.page_us)
     share = silence_us / evaluation.absence.page_us * 5

@@ -45,6 +45,7 @@ PPM = 1_000_000
 BURN_SPANS_S = (300, 1_800, 3_600, 7_200, 21_600, 86_400, 259_200)
 US_PER_S = 1_000_000
 BURN_SPANS_US = {str(seconds): seconds * US_PER_S for seconds in BURN_SPANS_S}
+_SPAN_NAMES = {seconds: str(seconds) for seconds in BURN_SPANS_S}
 FIVE_MINUTES_S, HOUR_S = 300, 3_600
 GRADES = ("bad", "risk", "unknown", "ok")
 """Of a contract, the one that needs somebody most first."""
@@ -118,17 +119,17 @@ class Evaluation:
         return burn_of(self._over(seconds), self.objective)
 
     def _over(self, seconds: int) -> Totals:
-        return self.spans.get(str(seconds), NOTHING).judged
+        return self.spans.get(_SPAN_NAMES[seconds], NOTHING).judged
 
     @property
     def rules(self) -> tuple[BurnState, ...]:
         """Every rule that can fire for this target, as it stands."""
-        return tuple(self._state(rule) for rule in reachable_rules(self.objective.target).kept)
+        return tuple(self._state(rule) for rule in _rules(self.version.target_ppm))
 
     @cached_property
     def firing(self) -> tuple[BurnState, ...]:
-        kept = reachable_rules(self.objective.target).kept
-        return tuple(self._state(rule) for rule in kept if fires(rule, *self._windows(rule), self.objective))
+        own, rules = self.objective, _rules(self.version.target_ppm)
+        return tuple(self._state(rule) for rule in rules if fires(rule, *self._windows(rule), own))
 
     def _windows(self, rule: BurnRule) -> tuple[Totals, Totals]:
         return self._over(rule.long_us // US_PER_S), self._over(rule.short_us // US_PER_S)
@@ -157,6 +158,12 @@ class Evaluation:
         if self.firing or budget_is_under(AT_RISK_BUDGET, self._period, self.objective):
             return "risk"
         return "unknown" if verdict is Verdict.UNKNOWN else "ok"
+
+
+@lru_cache(maxsize=1_024)
+def _rules(target_ppm: int) -> tuple[BurnRule, ...]:
+    # By the whole number: what a fraction's own hash takes is most of what looking rules up by it would.
+    return tuple(reachable_rules(Fraction(target_ppm, PPM)).kept)
 
 
 def objective_of(version: ContractVersion) -> Objective:
