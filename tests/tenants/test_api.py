@@ -200,3 +200,10 @@ def test_the_same_write_sent_twice_at_once_is_done_once(people):
 def test_a_name_that_no_database_can_hold_names_no_tenant(people, path, body, field):
     refused = people["admin"].post(f"/api/v1/{path}", body, content_type="application/json")
     assert refused.status_code == 400 and field in refused.json()["errors"]
+
+
+@pytest.mark.parametrize("limit", ["1e3", "\uff11\uff12", "+5", " 5", "5.", "1,5", "0.0000000001", "-0.5e1"])
+def test_money_is_written_as_the_description_says(people, limit):
+    body = {"tenant": "acme", "name": "odd", "limit": limit, "reason": "plan"}
+    refused = people["admin"].post("/api/v1/budgets/", body, content_type="application/json")
+    assert refused.status_code == 400 and "limit" in refused.json()["errors"]
