@@ -57,6 +57,10 @@ def _cells(reading: Reading, pool: Pool) -> list[dict[str, Any]]:
 # ---- fleet ----
 
 
+CALM = "Every agent reports and runs what it should."
+NOBODY = "No agent is enrolled: nothing serves requests."
+
+
 def fleet(reading: Reading) -> State:
     """The home page."""
     contracts = attention.listed(reading, CONTRACTS_SHOWN)
@@ -75,6 +79,7 @@ def fleet(reading: Reading) -> State:
         "agents": attention.agent_rows(reading, agents[:AGENTS_SHOWN]),
         "agents_more": len(agents[AGENTS_SHOWN:]),
         "agents_meta": _agents_meta(reading, agents),
+        "agents_calm": CALM if reading.drift else NOBODY,
         "alerts": open_alerts[:ALERTS_SHOWN],
         "alerts_more": len(open_alerts[ALERTS_SHOWN:]),
         "changes": [

@@ -210,6 +210,7 @@ def test_an_empty_installation_says_what_comes_first(oncall):
     ):
         assert text in page, text
     assert "favicon-unknown.svg" in page
+    assert topics.NOBODY in page and topics.CALM not in page, "nobody is no good news"
 
 
 def test_an_empty_pool_page(oncall):
