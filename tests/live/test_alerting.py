@@ -82,3 +82,17 @@ def test_pages_say_who_looks_after_an_alert_and_put_it_last(scene, moment):
     assert overdue[-1]["note"] == f"Acknowledged by ada at {moment:%H:%M} UTC."
     assert overdue[-1]["url"] == f"/alerts/{first.pk}/"
     assert state["pages"] == sum(row["grade"] == "bad" and not row["note"] for row in state["alerts"])
+
+
+def test_a_contract_is_told_of_once_the_silence_of_its_agents_could_have_burned_enough(scene, moment):
+    reading = readings.read(moment)
+    evaluation, homes = reading.evaluations[scene.contract.pk], reading.homes(scene.chat.slug)
+    key = f"absence-{scene.contract.slug}"
+
+    def told(silent_us: int) -> list[str]:
+        later = readings.read(homes.heard + timedelta(microseconds=silent_us))
+        return [row["grade"] for row in alerting.conditions(later) if row["key"] == key]
+
+    assert told(evaluation.absence.warn_us - 1_000_000) == []
+    assert told(evaluation.absence.warn_us + 1_000_000) == ["risk"]
+    assert told(evaluation.absence.page_us + 1_000_000) == ["bad"]
