@@ -26,6 +26,8 @@ from urllib.parse import urlsplit, urlunsplit
 import psutil
 import psycopg
 
+from benchmarks.ingest_cpu import Cpu, ReportCost
+
 RECORDS = 200
 HTTP = ("--http", "benchmarks.ingest_server:HttpProtocol")
 """As the web process is started, see docs/operate.md."""
@@ -257,6 +259,8 @@ class Lane:
     label: str
     records_per_s: list[float] = field(default_factory=list)
     cpu_us: list[float] = field(default_factory=list)
+    client_us: list[float] = field(default_factory=list)
+    database_us: list[float] = field(default_factory=list)
     ack_ms_p50: list[float] = field(default_factory=list)
     ack_ms_p99: list[float] = field(default_factory=list)
 
@@ -265,14 +269,18 @@ class Lane:
         from benchmarks.http_load import run_load
         from benchmarks.ingest_fleet import ReportingConnection
 
-        before = server.cpu_s()
+        before = Cpu.now(server)
         load = run_load(server.port, requests, kind=ReportingConnection)
         if load.failures:
             raise SystemExit(f"{self.label}: {len(load.failures)} requests failed, the first: {load.failures[0]}")
         if keep:
             count = sum(map(len, requests)) * records
+            spent = Cpu.now(server).since(before)
             self.records_per_s.append(count / load.seconds)
-            self.cpu_us.append((server.cpu_s() - before) / count * 1e6)
+            self.cpu_us.append(spent.web_s / count * 1e6)
+            self.client_us.append(spent.client_s / count * 1e6)
+            if spent.database_s is not None:
+                self.database_us.append(spent.database_s / count * 1e6)
             self.ack_ms_p50.append(load.percentile_ms(0.5))
             self.ack_ms_p99.append(load.percentile_ms(0.99))
 
@@ -281,6 +289,8 @@ class Lane:
             "label": self.label,
             "records_per_s": statistics.median(self.records_per_s),
             "cpu_us_per_record": statistics.median(self.cpu_us),
+            "client_us_per_record": statistics.median(self.client_us),
+            "database_us_per_record": statistics.median(self.database_us) if self.database_us else None,
             "ack_ms_p50": statistics.median(self.ack_ms_p50),
             "ack_ms_p99": statistics.median(self.ack_ms_p99),
         }
@@ -428,13 +438,25 @@ def _check_stored(checked, sent: int, bare_sent: int) -> None:
         )
 
 
+def _bound(table: dict) -> list[str]:
+    """What bounds small reports, where the CPU of PostgreSQL and of the peer is known."""
+    small, peer = table["lanes"]["small"], table["lanes"].get("peer")
+    if peer is None or peer["database_us_per_record"] is None:
+        return []
+    names = ("client_us_per_record", "cpu_us_per_record", "database_us_per_record")
+    cost = ReportCost(SMALL_RECORDS, *(small[name] * SMALL_RECORDS for name in names), table["signature_us"])
+    return cost.lines(peer["cpu_us_per_record"] + peer["database_us_per_record"], SMALL_GOAL)
+
+
 def print_table(table: dict) -> None:
     versions = " ".join(f"{name} {number}" for name, number in table["versions"].items())
     print(f"Usage ingest, HTTP to commit, {table['rounds']} interleaved rounds, medians")
     print(versions)
-    print(f"{'path':<58}{'records/s':>12}{'CPU us/rec':>12}{'ack p50 ms':>12}{'p99':>8}")
+    print(f"{'path':<58}{'records/s':>12}{'web us/rec':>12}{'database':>10}{'client':>8}{'ack p50 ms':>12}{'p99':>8}")
     for lane in table["lanes"].values():
+        database_us = lane["database_us_per_record"]
         print(f"{lane['label']:<58}{lane['records_per_s']:>12,.0f}{lane['cpu_us_per_record']:>12.1f}"
+              f"{'-' if database_us is None else f'{database_us:.1f}':>10}{lane['client_us_per_record']:>8.1f}"
               f"{lane['ack_ms_p50']:>12.0f}{lane['ack_ms_p99']:>8.0f}")  # fmt: skip
     limit = "limit: COPY BINARY, prepared bytes, no index, 5,000 a commit"
     print(f"{limit:<58}{table['copy_binary_rows_per_s']:>12,.0f}")
@@ -448,13 +470,10 @@ def print_table(table: dict) -> None:
     for name, text in BESIDE.items():
         if table["ratios"][name] is not None:
             print(f"{text:<58}{table['ratios'][name]:>12.2f}")
-    if (peer := table["lanes"].get("peer")) is not None:
-        wanted = SMALL_GOAL * peer["records_per_s"] / SMALL_RECORDS
-        us = table["signature_us"]
-        print(f"{SMALL_GOAL:g} times the peer are {wanted:,.0f} reports/s of {SMALL_RECORDS}; their signatures alone, "
-              f"{us:.0f} us each, take {wanted * us / 1e6:.2f} cores")  # fmt: skip
+    for line in _bound(table):
+        print(line)
     print(PEER_IS)
-    print(f"{table['records_verified']:,} records verified against their rollups; CPU is of the web process; load of "
+    print(f"{table['records_verified']:,} records verified against their rollups; us of CPU; load of "
           f"this machine {table['load'][0]:.1f} to {table['load'][1]:.1f} on {os.cpu_count()} cores")  # fmt: skip
 
 
