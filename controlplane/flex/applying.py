@@ -126,8 +126,8 @@ _DECIDED = """
 decided AS (
     INSERT INTO flex_decision
         (pool_id, at, term, snapshot, required, available, slack, missed, checks, actions)
-    SELECT d.pool_id, %(now)s, led.term, d.snapshot::jsonb, d.required, d.available, d.slack, d.missed,
-        d.checks::jsonb, d.actions::jsonb
+    SELECT d.pool_id, %(now)s, led.term, d.snapshot::json, d.required, d.available, d.slack, d.missed,
+        d.checks::json, d.actions::jsonb
     FROM led, unnest(%(decided_pools)s::int[], %(decided_required)s::float8[], %(decided_available)s::float8[],
             %(decided_slack)s::float8[], %(decided_missed)s::bool[], string_to_array(%(snapshots)s, E'\\n'),
             string_to_array(%(checks)s, E'\\n'), string_to_array(%(actions)s, E'\\n'))
@@ -217,7 +217,7 @@ sampled AS (
         (pool_id, at, p95_queue_us, admitted_per_s, safe_rate_per_s, required, available, slack, telemetry_age_us,
          whole_at, kept, figures)
     SELECT s.pool_id, %(now)s, s.p95_queue_us, s.admitted_per_s, s.safe_rate_per_s, s.required, s.available, s.slack,
-        s.telemetry_age_us, timestamptz 'epoch' + s.whole_at_us * interval '1 microsecond', s.kept, s.figures::jsonb
+        s.telemetry_age_us, timestamptz 'epoch' + s.whole_at_us * interval '1 microsecond', s.kept, s.figures::json
     FROM led, unnest(%(pool_ids)s::int[], %(p95_queue_us)s::bigint[], %(admitted_per_s)s::float8[],
             %(safe_rate_per_s)s::float8[], %(required)s::float8[], %(available)s::float8[], %(slack)s::float8[],
             %(telemetry_age_us)s::bigint[], %(whole_at_us)s::bigint[], %(kept)s::bool[],

@@ -1,9 +1,24 @@
 """The flex controller's memory: leadership, decisions with their evidence, grants, the lend ledger and pool samples."""
 
+from typing import Any
+
 from django.contrib.postgres.indexes import BrinIndex
 from django.db import models
 
 from controlplane.fleet.models import Pool, Slot
+
+
+class Evidence(models.JSONField):
+    """An object or array of JSON as it was written: a hundred are written for one that is read, and `jsonb` would have
+    the database take each apart and put it together again. It cannot be compared or indexed there.
+    """
+
+    def db_type(self, connection: Any) -> str:
+        return "json"
+
+    def from_db_value(self, value: Any, expression: Any, connection: Any) -> Any:
+        # The driver reads `json` by itself, unlike `jsonb`, which Django tells it to leave alone.
+        return super().from_db_value(value, expression, connection) if isinstance(value, str) else value
 
 
 class ControllerTerm(models.Model):
@@ -22,12 +37,12 @@ class Decision(models.Model):
     pool = models.ForeignKey(Pool, on_delete=models.PROTECT, related_name="+", db_index=False)
     at = models.DateTimeField()
     term = models.BigIntegerField()
-    snapshot = models.JSONField()
+    snapshot = Evidence()
     required = models.FloatField(null=True)
     available = models.FloatField(null=True)
     slack = models.FloatField(null=True)
     missed = models.BooleanField(default=False)
-    checks = models.JSONField()
+    checks = Evidence()
     actions = models.JSONField()
 
     class Meta:
@@ -116,7 +131,7 @@ class PoolSample(models.Model):
     available = models.FloatField(null=True)
     slack = models.FloatField(null=True)
     telemetry_age_us = models.BigIntegerField(null=True)
-    figures = models.JSONField(default=dict)
+    figures = Evidence(default=dict)
     whole_at = models.DateTimeField(null=True)
     #: The pool's first whole row since its turn in this minute: kept beyond 48 h. Null: written before there were any.
     kept = models.BooleanField(null=True)
