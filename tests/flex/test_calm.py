@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass, replace
 
 import pytest
-from hypothesis import event, given, settings
+from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 
 from controlplane.core.flex import load_of
@@ -184,7 +184,25 @@ def as_written(slot: SlotRow, grant: Grant | None) -> SlotRow:
     return replace(slot, interval=replace(slot.interval, state=slot.state, owner_class=owner))
 
 
+#: Two loans and a job that one slot less could not be spared for.
+CROSSING = {
+    "policy": QUICK, "table": TABLES[1], "lent": (6, 7), "flex": True, "agents": 2, "efficiency": 1.0,
+    "first": Said(7.0, 200, (0, 0)), "frozen": False,
+    "jobs": (BatchJob(name="job", remaining_gpu_us=300 * S, deadline_us=NOW_US + 100 * S),),
+}  # fmt: skip
+LESS = (BatchJob(name="job", remaining_gpu_us=299 * S, deadline_us=NOW_US + 100 * S),)
+#: The load with one slot less crosses its limit and comes back, each time with other work on the slots and in the job.
+THERE_AND_BACK = [
+    *[(1, Said(7.0, 200, (0, 0)), None)] * 9,
+    (1, Said(9.0, 201, (5, 7)), LESS),
+    (1, Said(9.0, 200, (0, 7)), None),
+    (2, Said(7.0, 199, (5, 0)), CROSSING["jobs"]),
+    (1, None, None),
+]
+
+
 @settings(max_examples=400, deadline=None)
+@example(CROSSING, THERE_AND_BACK)
 @given(starts, steps)
 def test_a_short_tick_writes_what_a_full_one_would(start, steps):
     reading, now_us, calm, memory = pool(start), NOW_US, None, Memory()
