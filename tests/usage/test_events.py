@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from controlplane.usage.events import EVENTS_MOST, EventResult, event_row
 from controlplane.usage.models import ImportedUsage
+from tests import factories
 
 ADDRESS = "/api/v1/usage/events/"
 
@@ -36,6 +37,15 @@ def test_each_event_has_a_result_and_counts_once(send):
     assert (again["stored"], again["duplicate"], again["conflict"]) == (0, 1, 1)
     assert ImportedUsage.objects.get(external_id="e-2").prompt_tokens == 10
     assert send([event(source="gateway/us-1")]).json()["stored"] == 1
+
+
+def test_one_tenants_event_never_hides_another_tenants_of_the_same_id(send):
+    factories.tenant("globex")
+    other = event(subject="globex", data={"prompt_tokens": 99, "output_tokens": 1, "model": "m"})
+    answer = send([event(), other, event()]).json()
+    assert [row["result"] for row in answer["results"]] == ["stored", "stored", "duplicate"]
+    kept = ImportedUsage.objects.values_list("tenant_slug", "prompt_tokens").order_by("tenant_slug")
+    assert list(kept) == [("acme", 10), ("globex", 99)]
 
 
 @pytest.mark.parametrize(
