@@ -16,6 +16,14 @@ def test_no_complaint_and_no_sideways_scrolling(open_page, width, theme):
     assert page.evaluate("document.querySelectorAll('.chart-plot .trace, .chart-plot .bars').length") >= 4
 
 
+@pytest.mark.parametrize("selector", ["h1", ".crumbs", ".panel-head h2", ".panel-foot", "main label", ".stat .label"])
+def test_a_name_without_a_space_never_widens_a_phones_page(open_page, selector):
+    page = open_page(width=390)
+    page.wait_for_function(CHARTS_READY)
+    page.evaluate("s => document.querySelectorAll(s).forEach(e => e.append('n'.repeat(120)))", selector)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
 def test_theme_is_stored_and_charts_follow(open_page):
     page = open_page(theme="light")
     page.wait_for_function(CHARTS_READY)
