@@ -166,7 +166,8 @@ class Control:
         failures = 0
         while True:
             current = [] if self.store.current is None else [self.store.current]
-            epochs = [spool.epoch for spool in (*self.store.unsealed(), *current)]
+            # Sealed ones too: a control plane that was restored may not have them any more.
+            epochs = [*sorted(self.store.old), *(spool.epoch for spool in current)]
             message = Hello(software=SOFTWARE, boot_id=boot_id(), spooled_epochs=epochs, address=self.options.address)
             sent_us = self.engine.clock.now_us()
             try:
@@ -189,9 +190,7 @@ class Control:
         self.broker = self.options.broker or helloed.broker
         now_us = self.engine.clock.now_us()
         for epoch, seq in helloed.accepted_through.items():
-            spool = self.store.old.get(int(epoch))
-            if spool is not None:
-                spool.accept(seq, now_us)
+            self.store.accepted(int(epoch), seq, now_us)
         before = self.store.current
         if before is not None:
             # What was counted under the epoch so far is told under it, or both epochs would tell it.
@@ -201,6 +200,7 @@ class Control:
         self._cut_us = now_us
         self.on_trust(self.trust)
         self._hello_due = False
+        self.generation = max(self.generation, helloed.generation)
         log.info("epoch %d", helloed.epoch)
 
     def _ask_for_key(self, use: str, kid: str) -> bool:
@@ -326,6 +326,11 @@ class Control:
             )
         if refused.code == "retired":
             raise Retired(f"the control plane retired this agent: {refused.detail}")
+        if refused.code == "unknown_epoch" and spool is self.store.current:
+            # The control plane was restored from a backup that is older than this epoch.
+            log.warning("epoch %d is not known to the control plane: saying hello again", spool.epoch)
+            self._hello_due = True
+            return True
         if refused.code == "expected" and refused.expected is not None:
             return self._expected(spool, refused.expected, now_us)
         if spool is self.store.current and refused.code in ("conflict", "sealed"):
@@ -380,7 +385,7 @@ class Control:
     def _apply(self, answer: Answer, *, sent_boot_us: int, sent_us: int) -> None:
         engine, now_us = self.engine, self.engine.clock.now_us()
         self.interval_s = max(0.05, answer.interval_ms / 1000)
-        self.generation = max(self.generation, answer.generation)
+        self._follow_generation(answer.generation)
         engine.flex.apply(answer.grants, sent_boot_us=sent_boot_us)
         engine.leases.apply(answer.leases, answer.exhausted, asked_us=sent_us, now_us=now_us)
         if answer.shares:
@@ -406,6 +411,17 @@ class Control:
             engine.items.answered(answer, sent_boot_us=sent_boot_us)
         self.pull(answer.revision, answer.digest)
         engine.pump(now_us)
+
+    def _follow_generation(self, generation: int) -> None:
+        """A restored control plane is told which epochs are here, and gets again what it lost of them.
+
+        The leases of before end with the epoch: it may not know them, or not what was spent of them.
+        """
+        if 0 < self.generation < generation and not self._stopping:
+            log.warning("the control plane was restored (generation %d): saying hello again", generation)
+            self._hello_due = True
+            self.report_now()
+        self.generation = max(self.generation, generation)
 
     def pull(self, revision: int, digest: str, *, jitter: bool = False) -> None:
         """Fetch a newer revision unless that is under way, or its key is just being asked for."""

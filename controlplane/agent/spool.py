@@ -162,6 +162,7 @@ class SpoolState:
         while self.accepted and self.accepted[-1].seq >= seq:
             self.reports.appendleft(self.accepted.pop())
         self.accepted_through = seq - 1
+        self.sealed = None
         return self.reports[0].seq if self.reports else self.last_seq + 1
 
     def accept(self, seq: int) -> None:

@@ -42,6 +42,20 @@ class SpoolStore:
         """Old epochs of which something may still have to be sent, oldest first."""
         return [spool for _, spool in sorted(self.old.items()) if spool.state.sealed is None]
 
+    def accepted(self, epoch: int, seq: int, now_us: int) -> None:
+        """A hello was answered with how far an epoch was taken: less far than it was, by a restored control plane.
+
+        Then what it lost goes out again, also of an epoch that was sealed.
+        """
+        spool = self.old.get(epoch)
+        if spool is None:
+            return
+        if seq >= spool.state.accepted_through:
+            spool.accept(seq, now_us)
+            return
+        first = spool.state.rewind(seq + 1)
+        log.warning("epoch %d was taken through report %d only: sending again from report %d", epoch, seq, first)
+
     def next_to_send(self) -> EpochSpool | None:
         """The old epoch to go on with: reports that were cut go first, then epochs are sealed, oldest first.
 

@@ -13,6 +13,7 @@ from django.db.models import Case, IntegerField, When
 
 from controlplane.audit.actions import record
 from controlplane.audit.actors import Actor
+from controlplane.core.generations import epoch_after
 from controlplane.exchange.problems import Refusal
 from controlplane.fleet.models import Agent, EnrolmentToken, Pool, Slot
 from controlplane.fleet.ownership import begin_tenure
@@ -144,14 +145,16 @@ class Greeted:
     pool_id: int
     installation: str
     accepted_through: dict[str, int]
+    generation: int
 
 
 def hello(agent_id: int, message: Hello, mark: bytes, *, now: datetime) -> Greeted:
     """Issues the next epoch of an agent and opens its cursor. Epochs the agent still has spooled stay open to it.
 
     `mark` (32 bytes) tells one hello from another. One that arrives again is answered with the epoch that it was given:
-    a lost answer costs nothing, and who recorded a hello can fence no process with it. Raises Refusal: unreadable;
-    superseded for a hello from before the agent's present epoch.
+    a lost answer costs nothing, and who recorded a hello can fence no process with it. An epoch that was issued after
+    the backup which this database was restored from is known by its agent alone: nothing of it is stored, so its cursor
+    begins before the first report. Raises Refusal: unreadable; superseded for a hello from before the present epoch.
     """
     _refuse_unprintable(software=message.software, address=message.address)
     with transaction.atomic():
@@ -159,15 +162,20 @@ def hello(agent_id: int, message: Hello, mark: bytes, *, now: datetime) -> Greet
         given = AgentCursor.objects.filter(agent_id=agent_id, hello_mark=mark).first()
         if given is not None and given.epoch != agent.epoch:
             raise Refusal("superseded", f"This hello was answered with epoch {given.epoch}: {agent.epoch} is in force.")
-        epoch = agent.epoch if given is not None else agent.epoch + 1
+        installation = Installation.objects.get(pk=1)
+        epoch = agent.epoch if given is not None else epoch_after(agent.epoch, installation.generation)
         if given is None:
             Agent.objects.filter(pk=agent_id).update(
                 epoch=epoch, software=message.software[:60], address=message.address[:200] or agent.address
             )
             AgentCursor.objects.create(agent_id=agent_id, epoch=epoch, hello_mark=mark, updated_at=now)
         spooled = [spooled for spooled in message.spooled_epochs if 0 < spooled < epoch]
+        if installation.generation > 1:
+            AgentCursor.objects.bulk_create(
+                [AgentCursor(agent_id=agent_id, epoch=lost, updated_at=now) for lost in sorted(set(spooled))],
+                ignore_conflicts=True,
+            )
         cursors = AgentCursor.objects.filter(agent_id=agent_id, epoch__in=spooled)
         cursors.update(claimed_by=epoch)
         through = {str(row.epoch): row.last_seq for row in cursors}
-    installation = str(Installation.objects.get(pk=1).uuid)
-    return Greeted(epoch, agent.pool.slug, agent.pool_id, installation, through)
+    return Greeted(epoch, agent.pool.slug, agent.pool_id, str(installation.uuid), through, installation.generation)

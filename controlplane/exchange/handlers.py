@@ -137,6 +137,7 @@ class Handlers:
                 server_time_us=to_us(now),
                 broker=settings.AGENT_BROKER_URL,
                 report_forms=[FORM],
+                generation=greeted.generation,
             )
         )
 

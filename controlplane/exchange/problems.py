@@ -7,6 +7,7 @@ from controlplane.wire.problem import Problem
 
 _TITLES = {
     "superseded": (409, "A newer process of this agent has taken over"),
+    "unknown_epoch": (409, "This epoch was never issued here"),
     "conflict": (409, "This was already taken with other content"),
     "expected": (409, "Reports come in order without a gap"),
     "unknown_agent": (401, "This agent is not known here"),

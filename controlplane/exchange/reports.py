@@ -76,7 +76,7 @@ def refuse(result: Result, incoming: Incoming) -> None:
     if result.verdict is Verdict.SUPERSEDED:
         raise Refusal("superseded", "A newer process of this agent said hello. Stop this one.")
     if result.verdict is Verdict.UNKNOWN:
-        raise Refusal("superseded", f"Epoch {envelope.epoch} was never issued to this agent. Say hello first.")
+        raise Refusal("unknown_epoch", f"Epoch {envelope.epoch} was never issued to this agent. Say hello first.")
 
 
 def not_stored() -> Refusal:

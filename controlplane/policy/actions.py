@@ -205,6 +205,31 @@ def refresh_bindings(*, actor: Actor, now: datetime) -> Revision | None:
     return revision
 
 
+def repeat_latest(*, actor: Actor, reason: str, now: datetime) -> Revision | None:
+    """Ships the last policy unchanged under a new number, to agents that may have a later one from a database that is
+    lost. None where there is none, or where its rollout is under way or stopped: that is for a person to decide.
+    """
+    with transaction.atomic():
+        _take_turn()
+        current = latest_revision()
+        rollout = Rollout.objects.filter(revision=current).first() if current is not None else None
+        if current is None or rollout is None or rollout.state == Rollout.State.STOPPED or _waves_pending(rollout):
+            return None
+        content = Configuration.from_json(current.configuration)
+        revision = _publish(content, actor=actor, reason=reason, now=now, waves=plans(ALL_AT_ONCE))
+        record(
+            actor=actor,
+            action="policy.repeat",
+            noun="revision",
+            object_id=revision.number,
+            now=now,
+            before={"revision": current.number},
+            after={"revision": revision.number, "digest": revision.digest, "content_of": current.number},
+            reason=reason,
+        )
+    return revision
+
+
 def send_next_wave(*, rollout_id: int, actor: Actor, reason: str, now: datetime) -> Rollout:
     """Lets the next wave go although a gate does not hold yet. Raises ValidationError when none waits."""
     _check_reason(reason)

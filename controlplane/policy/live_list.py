@@ -13,6 +13,7 @@ from django.db import transaction
 from django.db.models import Max, Model, QuerySet
 
 from controlplane.contracts.models import WorkloadClass
+from controlplane.core.generations import same_live_list
 from controlplane.fleet.models import Pool
 from controlplane.policy.models import LiveEntry, SigningKey
 from controlplane.policy.signing import Signer, signer
@@ -56,13 +57,14 @@ def newest() -> int:
 def delta(since: int, limit: int = DELTA_LIMIT) -> LiveDelta | None:
     """What an agent that has the list up to `since` lacks, oldest first; None when it lacks nothing.
 
-    `full` tells it to forget what it has first: it has nothing, or it is ahead of us (a restored control plane).
+    `full` tells it to forget what it has first: it has nothing, or a list of before the control plane was restored, with
+    numbers of an earlier generation or ahead of all that there are.
     An agent takes one delta at a time and comes back with `through`, so a long list arrives in several answers.
     """
     last = newest()
     if since == last:
         return None
-    full = since == 0 or since > last
+    full = not same_live_list(since, last)
     start = 0 if full else since
     rows = LiveEntry.objects.filter(number__gt=start).order_by("number")[:limit]
     entries = [_item(row) for row in rows]

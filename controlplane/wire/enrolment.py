@@ -51,3 +51,5 @@ class Helloed(Struct, frozen=True):
     broker: str = ""
     report_forms: list[str] = []
     """What reports may be sent as besides JSON; see `wire.packed`."""
+    generation: int = 0
+    """That of `wire.report.Answer`; 0 from a control plane that does not tell."""

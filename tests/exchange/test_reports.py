@@ -164,7 +164,7 @@ async def test_an_older_process_is_superseded(agent, world):
     await agent.hello()
     response = await agent.send(agent.build(epoch=old, seq=1, records=rows(world)), epoch=old)
     assert (response.status, response.problem.code) == (409, "superseded")
-    assert (await agent.send(agent.build(epoch=99, seq=1), epoch=99)).problem.code == "superseded"
+    assert (await agent.send(agent.build(epoch=99, seq=1), epoch=99)).problem.code == "unknown_epoch"
 
 
 async def test_a_spooled_epoch_is_sent_by_its_owner_and_sealed(agent, world):

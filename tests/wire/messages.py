@@ -125,7 +125,7 @@ MESSAGES = {
     "enrolled": enrolment.Enrolled(UUID, 1, "chat-70b", UUID, {"policy:kid": "a2V5"}, True, "redis://broker"),
     "hello": enrolment.Hello("flexband-agent/0.1.0", "boot", [1, 2], "127.0.0.1:9001"),
     "helloed": enrolment.Helloed(
-        3, 1, "chat-70b", UUID, {"live:kid": "a2V5"}, {"2": 17}, 1000, 4, "redis://broker", ["packed-1"]
+        3, 1, "chat-70b", UUID, {"live:kid": "a2V5"}, {"2": 17}, 1000, 4, "redis://broker", ["packed-1"], 5
     ),
     "report": REPORT,
     "answer": ANSWER,
