@@ -8,7 +8,7 @@ from rest_framework.pagination import CursorPagination
 from rest_framework.request import Request
 from rest_framework.utils.urls import replace_query_param
 
-from controlplane.web.pagination import BadCursor, Page, keyset_page
+from controlplane.web.pagination import BadCursor, Page, first_rows, keyset_page
 
 
 class CursorPages(CursorPagination):
@@ -24,7 +24,7 @@ class CursorPages(CursorPagination):
 
     def paginate_queryset(self, queryset: Any, request: Request, view: Any = None) -> list[Any] | None:
         self.base_url = request.build_absolute_uri()
-        order = _to_the_row(queryset, self.get_ordering(request, queryset, view))
+        order = self.whole_order(queryset, self.get_ordering(request, queryset, view))
         try:
             self.found = keyset_page(
                 queryset,
@@ -32,10 +32,19 @@ class CursorPages(CursorPagination):
                 cursor=request.query_params.get(self.cursor_query_param),
                 limit=self.get_page_size(request) or self.page_size,
                 most=self.max_page_size,
+                read=self.read,
             )
         except BadCursor as error:
             raise NotFound(self.invalid_cursor_message) from error
         return self.found.rows
+
+    def whole_order(self, queryset: QuerySet[Any], ordering: tuple[str, ...]) -> tuple[str, ...]:
+        """An order that no two rows share."""
+        return _to_the_row(queryset, ordering)
+
+    def read(self, rows: QuerySet[Any], start: Any, count: int) -> list[Any]:
+        """How the rows are fetched; see `keyset_page`."""
+        return first_rows(rows, start, count)
 
     def get_next_link(self) -> str | None:
         return self._link(self.found.next_cursor)

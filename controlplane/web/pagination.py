@@ -168,6 +168,11 @@ def sorted_page(
     )
 
 
+def first_rows(rows: QuerySet[Any, Any], start: Any, count: int) -> list[Any]:
+    """The first `count` rows in their order. `start` is the cursor's value of the first column, None without one."""
+    return list(rows[:count])
+
+
 def keyset_page(
     queryset: QuerySet[Any, Any],
     order: Sequence[str],
@@ -175,10 +180,12 @@ def keyset_page(
     cursor: str | None,
     limit: int = DEFAULT_LIMIT,
     most: int = LIMIT_MAX,
+    read: Callable[[QuerySet[Any, Any], Any, int], list[Any]] = first_rows,
 ) -> Page:
     """One page of a queryset of models or `values()` dicts.
 
-    `order`: column names, `-` for descending; together unique (end with the primary key).
+    `order`: column names, `-` for descending; together unique (end with the primary key). `read` fetches the rows, for
+    tables that no index orders.
     Raises BadCursor for a cursor that is not of this list; `limit` is held between 1 and `most`.
     """
     limit = min(max(limit, 1), most)
@@ -188,11 +195,11 @@ def keyset_page(
     if values is not None:
         try:
             rows_wanted = rows_wanted.filter(_beyond(queryset.model, order, values, forward=forward))
-            rows = list(rows_wanted[: limit + 1])
+            rows = read(rows_wanted, values[0], limit + 1)
         except (TypeError, ValueError, ValidationError) as error:
             raise BadCursor(NOT_OF_THIS_LIST) from error
     else:
-        rows = list(rows_wanted[: limit + 1])
+        rows = read(rows_wanted, None, limit + 1)
     more = len(rows) > limit
     rows = rows[:limit]
     if not forward:
