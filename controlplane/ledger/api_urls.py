@@ -4,6 +4,7 @@ from django.urls import path
 
 from controlplane.ledger import close_api, invoice_api
 from controlplane.ledger.api import AttributionReport, ChargesReport
+from controlplane.ledger.reconciliation_api import ReconciliationsView
 
 urlpatterns = [
     path("reports/attribution/", AttributionReport.as_view(), name="api-report-attribution"),
@@ -12,6 +13,7 @@ urlpatterns = [
     path("invoices/<int:pk>/", invoice_api.InvoiceView.as_view(), name="api-invoice"),
     path("invoices/<int:pk>/withdraw/", invoice_api.WithdrawInvoiceView.as_view(), name="api-invoice-withdraw"),
     path("invoice-mappings/", invoice_api.InvoiceMappingsView.as_view(), name="api-invoice-mappings"),
+    path("reconciliations/", ReconciliationsView.as_view(), name="api-reconciliations"),
     path("reconciliations/<str:period>/", close_api.ReconciliationView.as_view(), name="api-reconciliation"),
     path("periods/", close_api.PeriodsView.as_view(), name="api-periods"),
     path("periods/<str:period>/", close_api.PeriodView.as_view(), name="api-period"),

@@ -5,7 +5,7 @@ on the invoice. Quantities and amounts are exact until a step's sum is rounded t
 """
 
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import date
 from decimal import Decimal
 from fractions import Fraction
@@ -109,21 +109,55 @@ class _Rule:
         return MatchKey(self.provider, self.account, self.sku, self.region, day)
 
 
+@dataclass(slots=True)
+class _Book:
+    """What was attributed in a period, by match key, and the pools behind each key."""
+
+    lines: list[CostLine] = field(default_factory=list)
+    pools: dict[MatchKey, tuple[str, ...]] = field(default_factory=dict)
+    unpriced_us: int = 0
+
+
 def bridge_report(period: str, window: Window, zone_name: str) -> BridgeReport:
     """The bridge of a period: pool hours that start in the window against its current invoices."""
+    return bridge_reports({period: window}, zone_name)[period]
+
+
+def bridge_reports(windows: Mapping[str, Window], zone_name: str) -> dict[str, BridgeReport]:
+    """The same of several periods, by their names: six statements, whatever their number."""
     rules = {row.pool_id: row for row in PoolSku.objects.all()}
-    book, pools, unpriced_us = _book_lines(window, zone_name, rules)
-    quantities = {key: sum((line.quantity for line in lines), Fraction(0)) for key, lines in _grouped(book)}
-    invoice, unknown = _invoice_lines(period, list(rules.values()), quantities)
-    found = bridge(book, invoice)
-    total = round_half_even(_exact_total(period))
+    books = _book_lines(windows, zone_name, rules)
+    lines = _lines_by_period(windows)
+    totals, planned = _exact_totals(windows), _planned_rates()
+    invoices: dict[str, list[Invoice]] = {}
+    for row in Invoice.objects.filter(period__in=[*windows], state=Invoice.State.CURRENT).order_by("id"):
+        invoices.setdefault(row.period, []).append(row)
+    return {
+        period: _report(
+            books[period], lines[period], [*rules.values()], planned, totals[period], tuple(invoices.get(period, ()))
+        )
+        for period in windows
+    }
+
+
+def _report(
+    book: _Book,
+    rows: Sequence[Mapping[str, Any]],
+    rules: Sequence[PoolSku],
+    planned: Mapping[str, list[tuple[date, Decimal]]],
+    exact_total: Fraction,
+    invoices: tuple[Invoice, ...],
+) -> BridgeReport:
+    quantities = {key: sum((line.quantity for line in lines), Fraction(0)) for key, lines in _grouped(book.lines)}
+    invoice, unknown = _invoice_lines(rows, rules, quantities, planned)
+    found = bridge(book.lines, invoice)
+    total = round_half_even(exact_total)
     rounding = total - found.invoice_nanos
     # Each part was rounded by half a nano at most; more than that is not rounding, and stays unexplained.
     parts = len(found.matched) + len(found.unmatched_invoice_nanos) + len(found.category_nanos) + 2
     steps = _steps(found, invoice, rounding if abs(rounding) <= parts else 0)
-    invoices = tuple(Invoice.objects.filter(period=period, state=Invoice.State.CURRENT).order_by("id"))
     matched = {line.key for line in found.matched}
-    return BridgeReport(found, steps, total, invoices, unpriced_us, frozenset(unknown & matched), pools)
+    return BridgeReport(found, steps, total, invoices, book.unpriced_us, frozenset(unknown & matched), book.pools)
 
 
 def _grouped(lines: Iterable[CostLine]) -> Iterable[tuple[MatchKey, list[CostLine]]]:
@@ -131,56 +165,63 @@ def _grouped(lines: Iterable[CostLine]) -> Iterable[tuple[MatchKey, list[CostLin
     return ((key, list(group)) for key, group in groupby(ordered, key=lambda line: line.key))
 
 
-def _book_lines(
-    window: Window, zone_name: str, rules: Mapping[int, PoolSku]
-) -> tuple[list[CostLine], dict[MatchKey, tuple[str, ...]], int]:
-    days = day_windows(load_zone(zone_name), window.start, window.end)
+def _book_lines(windows: Mapping[str, Window], zone_name: str, rules: Mapping[int, PoolSku]) -> dict[str, _Book]:
+    zone = load_zone(zone_name)
+    days = [(name, day) for name, window in windows.items() for day in day_windows(zone, window.start, window.end)]
     with connection.cursor() as cursor:
         cursor.execute(
             """
-            SELECT d.label, i.pool_id, p.slug, sum(i.owned_us - i.unpriced_us)::bigint,
+            SELECT d.period, d.label, i.pool_id, p.slug, sum(i.owned_us - i.unpriced_us)::bigint,
                    coalesce(sum(i.cost_nanos), 0)::bigint, sum(i.unpriced_us)::bigint
-            FROM unnest(%s::text[], %s::timestamptz[], %s::timestamptz[]) AS d (label, starts, ends)
+            FROM unnest(%s::text[], %s::text[], %s::timestamptz[], %s::timestamptz[]) AS d (period, label, starts, ends)
             JOIN ledger_attributioninterval i ON i.starts_at >= d.starts AND i.starts_at < d.ends
             JOIN fleet_pool p ON p.id = i.pool_id
-            GROUP BY 1, 2, 3 ORDER BY 1, 3
+            GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 4
             """,
-            [[day.label for day in days], [day.start for day in days], [day.end for day in days]],
+            [[name for name, _ in days], *([getattr(day, of) for _, day in days] for of in ("label", "start", "end"))],
         )
         rows = cursor.fetchall()
-    lines, unpriced = [], 0
-    pools: dict[MatchKey, tuple[str, ...]] = {}
-    for label, pool_id, slug, priced_us, nanos, unpriced_us in rows:
-        rule = rules.get(pool_id)
+    found = {name: _Book() for name in windows}
+    for period, label, pool_id, slug, priced_us, nanos, unpriced_us in rows:
+        book, rule = found[period], rules.get(pool_id)
         units = Fraction(rule.units_per_slot_hour) if rule else Fraction(1)
         key = _rule(rule).key(label) if rule else MatchKey("", "", f"pool {slug}", "", label)
-        lines.append(CostLine(key, Fraction(priced_us, US_PER_HOUR) * units, Fraction(nanos)))
-        pools[key] = tuple(sorted({*pools.get(key, ()), slug}))
-        unpriced += unpriced_us
-    return lines, pools, unpriced
+        book.lines.append(CostLine(key, Fraction(priced_us, US_PER_HOUR) * units, Fraction(nanos)))
+        book.pools[key] = tuple(sorted({*book.pools.get(key, ()), slug}))
+        book.unpriced_us += unpriced_us
+    return found
 
 
 def _rule(row: PoolSku) -> _Rule:
     return _Rule(row.provider, row.account, row.sku, row.region)
 
 
-def _current(period: str) -> Any:
-    return InvoiceLine.objects.filter(invoice__period=period, invoice__state=Invoice.State.CURRENT)
+def _current(*periods: str) -> Any:
+    return InvoiceLine.objects.filter(invoice__period__in=periods, invoice__state=Invoice.State.CURRENT)
 
 
-def _invoice_lines(
-    period: str, rules: Sequence[PoolSku], book_quantities: Mapping[MatchKey, Fraction]
-) -> tuple[list[CostLine], set[MatchKey]]:
-    # the most particular rule first, so that it takes a line before a general one does
-    ordered = sorted({_rule(row) for row in rules}, key=lambda rule: (-rule.parts, rule.key("")))
+def _lines_by_period(periods: Iterable[str]) -> dict[str, list[Mapping[str, Any]]]:
     columns = ("provider", "account", "sku", "region", "day", "category")
-    rows = list(
-        _current(period)
-        .values(*columns, "invoice__currency", "invoice__exchange_rate", "invoice__exchange_date")
+    rows = (
+        _current(*periods)
+        .values(*columns, "invoice__period", "invoice__currency", "invoice__exchange_rate", "invoice__exchange_date")
         .annotate(billed=Sum("billed"), amount=Sum("quantity"), silent=Count("id", filter=Q(quantity__isnull=True)))
         .order_by(*columns, "invoice__currency", "invoice__exchange_rate", "invoice__exchange_date")
     )
-    planned = _planned_rates()
+    found: dict[str, list[Mapping[str, Any]]] = {period: [] for period in periods}
+    for row in rows:
+        found[row["invoice__period"]].append(row)
+    return found
+
+
+def _invoice_lines(
+    rows: Sequence[Mapping[str, Any]],
+    rules: Sequence[PoolSku],
+    book_quantities: Mapping[MatchKey, Fraction],
+    planned: Mapping[str, list[tuple[date, Decimal]]],
+) -> tuple[list[CostLine], set[MatchKey]]:
+    # the most particular rule first, so that it takes a line before a general one does
+    ordered = sorted({_rule(row) for row in rules}, key=lambda rule: (-rule.parts, rule.key("")))
     keyed = [(_key_of(row, ordered), row) for row in rows]
     unknown = {key for key, row in keyed if row["silent"] and row["category"] == InvoiceCategory.USAGE}
     lines = []
@@ -222,15 +263,18 @@ def _planned_rates() -> dict[str, list[tuple[date, Decimal]]]:
     return found
 
 
-def _exact_total(period: str) -> Fraction:
-    """All lines at their invoices' own rates, in nanos: the database's sum, not that of the steps."""
+def _exact_totals(periods: Iterable[str]) -> dict[str, Fraction]:
+    """All lines at their invoices' own rates, in nanos: the database's sums, not those of the steps."""
     one = Value(Decimal(1), output_field=DecimalField(max_digits=30, decimal_places=15))
     sums = (
-        _current(period)
-        .values_list("invoice_id")
+        _current(*periods)
+        .values_list("invoice__period", "invoice_id")
         .annotate(billed=Sum("billed"), rate=Coalesce(F("invoice__exchange_rate"), one))
     )
-    return sum((Fraction(billed) * Fraction(rate) for _, billed, rate in sums), Fraction(0)) * NANOS_PER_UNIT
+    found = dict.fromkeys(periods, Fraction(0))
+    for period, _, billed, rate in sums:
+        found[period] += Fraction(billed) * Fraction(rate) * NANOS_PER_UNIT
+    return found
 
 
 def _steps(found: Bridge, invoice: Sequence[CostLine], rounding: int) -> tuple[Step, ...]:

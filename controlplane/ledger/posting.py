@@ -276,6 +276,23 @@ def posted_from(fleet: AccountRef, source: str) -> dict[str, int]:
         return dict(cursor.fetchall())
 
 
+def posted_by_source(accounts: Mapping[str, AccountRef]) -> dict[str, int]:
+    """What each source has moved from the account it is given with so far: net nanos by source, none zero."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            """
+            SELECT e.source, sum(CASE WHEN t.credit_id = a.id THEN t.amount_nanos ELSE -t.amount_nanos END)::bigint
+            FROM unnest(%s::text[], %s::text[]) AS asked (source, code)
+            JOIN ledger_account a ON a.code = asked.code
+            JOIN ledger_ledgerevent e ON e.source = asked.source
+            JOIN ledger_transfer t ON t.event_id = e.id AND a.id IN (t.debit_id, t.credit_id)
+            GROUP BY 1 HAVING sum(CASE WHEN t.credit_id = a.id THEN t.amount_nanos ELSE -t.amount_nanos END) <> 0
+            """,
+            [[*accounts], [account.code for account in accounts.values()]],
+        )
+        return dict(cursor.fetchall())
+
+
 @dataclass(frozen=True, slots=True)
 class Balance:
     """What an account was debited and credited, in nanos; `balance_nanos` is debits less credits."""

@@ -10,7 +10,7 @@ from controlplane.core.money import distribute
 from controlplane.core.period import Window
 from controlplane.core.reconcile import MatchKey
 from controlplane.ledger.bridging import STEP_TITLES, BridgeReport
-from controlplane.ledger.posting import AccountKind, AccountRef, PostingLine, owner_account, posted_from
+from controlplane.ledger.posting import AccountKind, AccountRef, PostingLine, owner_account, posted_by_source
 from controlplane.ledger.queries import LENDING, cost_rows
 
 KIND = "variance"
@@ -33,8 +33,17 @@ def source_of(period: str, step: str) -> str:
 
 def booked_variances(period: str) -> dict[str, int]:
     """Residuals of a period that are in the book, by step, in nanos; steps without any are left out."""
-    found = {step: sum(posted_from(provider_account(step), source_of(period, step)).values()) for step in STEP_TITLES}
-    return {step: nanos for step, nanos in found.items() if nanos}
+    return booked_by_period([period])[period]
+
+
+def booked_by_period(periods: Sequence[str]) -> dict[str, dict[str, int]]:
+    """The same of several periods, by their names; one statement."""
+    places = {source_of(period, step): (period, step) for period in periods for step in STEP_TITLES}
+    found: dict[str, dict[str, int]] = {period: {} for period in periods}
+    for source, nanos in posted_by_source({s: provider_account(step) for s, (_, step) in places.items()}).items():
+        period, step = places[source]
+        found[period][step] = nanos
+    return found
 
 
 def left_to_book(report: BridgeReport, booked: Mapping[str, int], step: str) -> int:
