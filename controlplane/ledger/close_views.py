@@ -199,7 +199,8 @@ def period_page(request: HttpRequest, period: str) -> HttpResponseBase:
     found = checklist(period, now=now)
     context = {
         **base, "checks": found.checks, "open": found.open, "versions": period_queries.versions(period),
-        "formats": FORMATS, "ended": now >= base["window"].end, "found": found.reconciliation,
+        "formats": FORMATS, "ended": now >= base["window"].end,
+        "begun": period_queries.had_begun(base["window"]), "found": found.reconciliation,
         "unpriced_most": UNPRICED_MOST,
         "page_state": "ok" if base["state"] == "closed" or not found.open else "risk",
     }  # fmt: skip

@@ -49,6 +49,10 @@ class LinesRefused(Exception):
         self.readable = readable
 
 
+class NoExchangeRate(FileRefused):
+    """The file is in another currency than the book and no rate was given."""
+
+
 @dataclass(frozen=True, slots=True)
 class ExchangeRate:
     """Book currency per unit of the invoice's currency, and the day it is of."""
@@ -319,7 +323,7 @@ def _finish(invoice: Invoice, seen: _Seen, reading: Reading, currency: str, book
         raise FileRefused("The file has a header and no lines.")
     invoice.currency = _currency(seen.currencies, currency)
     if invoice.currency != book and invoice.exchange_rate is None:
-        raise FileRefused(
+        raise NoExchangeRate(
             f"The file is in {invoice.currency}, the book is in {book}. Give the rate and its day: how many {book} for "
             f"one {invoice.currency}."
         )

@@ -6,8 +6,10 @@ from datetime import datetime
 from django.db import connection
 from django.db.models import QuerySet
 
-from controlplane.core.period import Calendar, load_zone, window_at
-from controlplane.ledger.models import Period, PeriodVersion
+from controlplane.audit.models import AuditEntry
+from controlplane.core.period import Calendar, Window, load_zone, window_at
+from controlplane.fleet.models import SlotTenure
+from controlplane.ledger.models import Invoice, LedgerEvent, Period, PeriodVersion
 from controlplane.tenants.models import Installation
 
 MONTHS_MOST = 60
@@ -26,6 +28,18 @@ class Month:
 def state_of(period: str) -> str:
     row = Period.objects.filter(name=period).first()
     return row.state if row else Period.State.OPEN
+
+
+def had_begun(window: Window) -> bool:
+    """Whether there was anything of this installation before the end of a month: somebody who acted, a slot in the
+    fleet, an invoice or a posting, which may be of months before the first person came.
+    """
+    return (
+        AuditEntry.objects.filter(at__lt=window.end).exists()
+        or SlotTenure.objects.filter(started_at__lt=window.end).exists()
+        or Invoice.objects.filter(period__lte=window.label).exists()
+        or LedgerEvent.objects.filter(period__lte=window.label).exists()
+    )
 
 
 def months(now: datetime) -> list[Month]:

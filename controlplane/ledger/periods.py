@@ -31,6 +31,7 @@ from controlplane.ledger.models import (
     PeriodVersion,
     StatementIssue,
 )
+from controlplane.ledger.period_queries import had_begun
 from controlplane.ledger.posting import AccountKind, hold_posting, trial_balance
 from controlplane.ledger.reconciliation import month_window
 from controlplane.tenants.models import Installation
@@ -55,7 +56,8 @@ def _window(period: str) -> tuple[Window, Installation]:
 def close_period(period: str, *, actor: Actor, now: datetime, reason: str = "") -> Closed:
     """Closes a month that has ended. Needs a reason when a check is open; closing a closed month changes nothing.
 
-    Raises ValidationError: on `period` for a month that is none or has not ended, on `reason` where one is needed.
+    Raises ValidationError: on `period` for a month that is none, has not ended or was before the installation, on
+    `reason` where one is needed.
     """
     window, book = _window(period)
     with transaction.atomic():
@@ -66,6 +68,10 @@ def close_period(period: str, *, actor: Actor, now: datetime, reason: str = "") 
             return Closed(row.versions.get(version=row.version), repeated=True)
         if now < window.end:
             raise ValidationError({"period": f"{period} has not ended in {book.billing_zone}. Close it afterwards."})
+        if not had_begun(window):
+            raise ValidationError(
+                {"period": f"There was nothing of this installation yet in {period}. Close the month it began in."}
+            )
         found = checklist(period, now=now)
         if found.open:
             reason = _needed_reason(reason, found)

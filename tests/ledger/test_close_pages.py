@@ -89,6 +89,13 @@ def test_a_running_month_offers_no_button_to_close_it(fin):
     assert "Close period October 2026" in text_of(fin.get("/finance/periods/2026-10/"))
 
 
+def test_a_month_before_the_installation_offers_no_button_to_close_it(fin):
+    text = text_of(fin.get("/finance/periods/1999-05/"))
+    assert "there is nothing to close" in text and "Close period" not in text
+    text = text_of(fin.post("/finance/periods/1999-05/", {"reason": "tidy"}), 400)
+    assert "There was nothing of this installation yet in 1999-05" in text and not Period.objects.exists()
+
+
 def test_a_period_is_closed_and_reopened_on_its_page(fin):
     text = text_of(fin.get("/finance/periods/2026-10/"))
     assert "closing needs a reason" in text and "Never" not in text and "was never closed" in text

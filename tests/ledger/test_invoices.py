@@ -203,3 +203,6 @@ def test_the_command_prints_exact_strings_and_refuses_with_line_numbers(installa
         with pytest.raises(CommandError) as error:
             call_command("import_invoice", str(path), *arguments)
         assert error.value.returncode == 2
+    path.write_text(FOCUS.replace("EUR", "USD"))
+    with pytest.raises(CommandError, match=r"Give the rate and its day.*--rate 0\.9214@2026-10-31"):
+        call_command("import_invoice", str(path), "--period", "2026-10")

@@ -198,6 +198,20 @@ def test_a_month_that_has_not_ended_is_not_closed(fleet, period):
         close_period(period, actor=FIN, now=NOW, reason="early")
 
 
+def test_a_month_before_the_installation_is_refused_and_one_of_earlier_invoices_is_not(fleet, tmp_path):
+    """A provider's bill may be older than the first slot: its month has something to close, and those after it."""
+    with pytest.raises(ValidationError, match="nothing of this installation yet in 1999-05"):
+        close_period("1999-05", actor=FIN, now=NOW, reason="tidy")
+    assert not Period.objects.exists()
+    path = tmp_path / "earlier.csv"
+    path.write_text(INVOICE.replace("2026-11", "1999-05"))
+    call_command("import_invoice", str(path), "--period", "1999-05", "--json")
+    with pytest.raises(ValidationError, match="nothing of this installation yet in 1999-04"):
+        close_period("1999-04", actor=FIN, now=NOW, reason="tidy")
+    for period in ("1999-05", "1999-06"):
+        assert close_period(period, actor=FIN, now=NOW, reason="the bill came first").version.version == 1
+
+
 def test_closing_again_changes_nothing(fleet):
     first = close(reason="fine")
     before = exported()

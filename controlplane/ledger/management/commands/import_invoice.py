@@ -14,6 +14,7 @@ from controlplane.ledger.invoices import (
     ExchangeRate,
     Imported,
     LinesRefused,
+    NoExchangeRate,
     decimal_text,
     import_invoice,
     imported_json,
@@ -64,6 +65,8 @@ class Command(BaseCommand):
             self._refused(error, options)
         except OSError as error:
             raise CommandError(f"{options['file']}: {error.strerror}", returncode=UNUSABLE) from error
+        except NoExchangeRate as error:
+            raise CommandError(f"{error} Use --rate, such as --rate 0.9214@2026-10-31.", returncode=1) from error
         except (FileRefused, UnknownColumns) as error:
             raise CommandError(str(error), returncode=1) from error
         except ValueError as error:
