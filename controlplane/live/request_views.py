@@ -89,8 +89,11 @@ def requests(request: HttpRequest) -> HttpResponse:
             pass
     now = timezone.now()
     seen = None if sees_all_tenants(request.user) else visible_tenants(request.user)
-    rows, since = _rows(asked, seen, now)
+    names = _names(asked, seen)
+    problems = _problems(asked, names)
+    rows, since = ([], now - LOOK_BACK) if problems else _rows(asked, names, now)
     context = {
+        "problems": problems,
         "rows": rows,
         "since": since,
         "asked": asked,
@@ -103,14 +106,28 @@ def requests(request: HttpRequest) -> HttpResponse:
         "now": now,
         "nav_section": "requests",
     }
-    return render(request, "live/requests.html", context)
+    return render(request, "live/requests.html", context, status=400 if problems else 200)
 
 
-def _rows(asked: dict[str, str], tenants: QuerySet[Tenant] | None, now: datetime) -> tuple[list[Found], datetime]:
-    """The newest rows of these tenants (None: of all) that match; looks back a quarter of an hour, and a day when that
-    has too few.
-    """
-    names = _names(asked, tenants)
+def _problems(asked: dict[str, str], names: _Names) -> list[str]:
+    """What nothing can match. A tenant that one may not see reads like one that there is not."""
+    found = []
+    if asked["tenant"] and not names.tenants:
+        found.append("Tenant: there is none of this name. Choose one of the list, or leave it empty for any.")
+    for name, known in (("class", names.classes), ("pool", names.pools)):
+        if asked[name] and asked[name] not in known.values():
+            found.append(f"{name.capitalize()}: there is none of this name. Choose Any or leave it out.")
+    if asked["reason"] and _code(asked["reason"]) is None:
+        found.append("Outcome or reason: there is none of this name. Choose one of the list.")
+    return found
+
+
+def _code(reason: str) -> int | None:
+    return next((number for number, one in BY_CODE.items() if str(one) == reason), None)
+
+
+def _rows(asked: dict[str, str], names: _Names, now: datetime) -> tuple[list[Found], datetime]:
+    """The newest rows that match; looks back a quarter of an hour, and a day when that has too few."""
     if asked["q"] and not any(asked[name] for name in ("tenant", "class", "reason", "pool")):
         return _both(asked, names, now - LOOK_BACK, now), now - LOOK_BACK
     for back in (FIRST_LOOK, LOOK_BACK):
@@ -144,7 +161,7 @@ def _both(asked: dict[str, str], names: _Names, since: datetime, now: datetime) 
     for name, known in (("class", names.classes), ("pool", names.pools)):
         if asked[name]:
             wanted &= Q(**{f"{name}_id__in": [pk for pk, slug in known.items() if slug == asked[name]]})
-    code = next((number for number, one in BY_CODE.items() if str(one) == asked["reason"]), None)
+    code = _code(asked["reason"])
     records = UsageRecord.objects.filter(wanted, received_at__gte=since, received_at__lte=now)
     samples = DecisionSample.objects.filter(wanted, at__gte=since, at__lte=now, decision="reject")
     if asked["q"]:

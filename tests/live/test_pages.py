@@ -322,6 +322,21 @@ def test_requests_are_found_by_id_tenant_class_and_reason(scene, oncall):
     assert "No request has this client" in body(oncall, "requests", q="nothing")
 
 
+@pytest.mark.parametrize("name", ["reason", "class", "pool", "tenant"])
+def test_a_filter_that_nothing_can_match_is_refused_with_what_to_do(scene, oncall, name):
+    answer = oncall.get(reverse("requests"), {name: "zz"})
+    page = answer.content.decode()
+    assert answer.status_code == 400 and "there is none of this name" in page and "Choose" in page
+    assert str(scene.request_id) not in page and "No request in the last 24 h." not in page
+
+
+def test_a_filter_tells_nobody_which_tenants_there_are(scene):
+    stranger = person("tenant", scene.acme)
+    foreign, none = (stranger.get(reverse("requests"), {"tenant": slug}) for slug in ("globex", "nobody"))
+    assert foreign.status_code == none.status_code == 400
+    assert "globex" not in foreign.content.decode().replace('value="globex"', "")
+
+
 def test_a_request_tells_its_attempts_stages_and_charge(scene, oncall):
     page = body(oncall, "request", scene.request_id)
     assert "Decode took 5,300.0 ms" in page and "1 attempt failed before the last" in page
