@@ -113,6 +113,29 @@ def test_what_was_spent_of_any_epoch_is_known_before_its_seal(tmp_path_factory, 
     assert {lease: nanos for lease, nanos in books.settled.items() if nanos} == life.totals
 
 
+def test_a_restored_control_plane_gets_a_sealed_epoch_again(tmp_path):
+    store = SpoolStore(tmp_path)
+    spool = store.begin(FIRST, NOW_US)
+    for seq in (1, 2, 3):
+        spool.cut(Cut(seq, NOW_US, 0, seq == 3, b"%d" % seq))
+    spool.accept(3, NOW_US)
+    spool.seal(NOW_US)
+    store.close()
+    store = SpoolStore(tmp_path)
+    store.recover()
+    assert store.next_to_send() is None
+    store.accepted(FIRST, 3, NOW_US)
+    assert store.next_to_send() is None, "a hello that tells what was known changes nothing"
+    store.accepted(FIRST, 1, NOW_US)
+    again = store.next_to_send()
+    assert again is not None and [again.body_of(report) for report in again.state.reports] == [b"2", b"3"]
+    again.accept(3, NOW_US)
+    again.seal(NOW_US)
+    assert store.next_to_send() is None
+    store.accepted(99, 1, NOW_US)
+    store.close()
+
+
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("cut", [False, True], ids=["in the journal", "in a report that waits"])
 async def test_spend_after_a_second_hello_is_settled_when_the_agent_is_killed(world, tmp_path, cut, long_lease_wait):

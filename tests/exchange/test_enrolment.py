@@ -12,9 +12,11 @@ from django.db import transaction
 from django.utils import timezone
 
 from controlplane.audit.models import AuditEntry
+from controlplane.core.generations import STEP
 from controlplane.exchange.database import connection as exchange_connection
 from controlplane.exchange.enrolment import hello
 from controlplane.fleet.models import Agent, Slot, SlotInterval, SlotTenure
+from controlplane.tenants.models import Installation
 from controlplane.usage.models import AgentCursor
 from controlplane.wire.enrolment import Enrolled, Hello, Helloed
 from tests import factories
@@ -120,3 +122,23 @@ async def test_a_hello_lets_rows_that_name_the_agent_be_committed(agent, world):
                 return cursor.fetchall()
 
     assert await sync_to_async(other_connection_names_it)() == [(1,)]
+
+
+async def test_after_a_restore_epochs_are_above_all_before_and_lost_ones_begin_anew(agent, world):
+    """The database was restored from a backup of epoch 1; the agent began 2 and 3 after it."""
+    await sync_to_async(Installation.objects.update)(generation=3)
+    unknown = await agent.send(agent.build(epoch=3, seq=1), epoch=3)
+    assert (unknown.status, unknown.problem.code) == (409, "unknown_epoch")
+    helloed = await agent.hello([1, 2, 3, 2, 10**9])
+    assert (helloed.epoch, helloed.generation) == (2 * STEP + 1, 3)
+    assert helloed.accepted_through == {"1": 0, "2": 0, "3": 0}
+    assert (await agent.send(agent.build(epoch=3, seq=1), epoch=helloed.epoch)).status == 200
+    assert (await agent.send(agent.build(epoch=3, seq=3), epoch=helloed.epoch)).problem.expected == 2
+    assert (await agent.hello([3])).epoch == 2 * STEP + 2
+
+
+async def test_without_a_restore_an_epoch_that_was_never_issued_stays_unknown(agent):
+    helloed = await agent.hello([77])
+    assert (helloed.epoch, helloed.accepted_through, helloed.generation) == (2, {}, 1)
+    stranger = await agent.hello([1, 77])
+    assert stranger.accepted_through == {"1": 0}

@@ -7,6 +7,7 @@ import pytest
 from django.db import connections, transaction
 from django.utils import timezone
 
+from controlplane.core.generations import LIVE_STEP
 from controlplane.policy import tasks
 from controlplane.policy.live_list import URGENT_MOST, delta, newest, sign_changes, urgent
 from controlplane.policy.models import LiveEntry
@@ -99,6 +100,13 @@ class TestDelta:
 
     def test_nothing_new_is_no_delta(self, five):
         assert delta(5) is None
+
+    def test_a_list_of_an_earlier_generation_is_replaced_whole(self, five):
+        """An agent may have numbers of a database that is lost: below ours, and about something else."""
+        LiveEntry.objects.filter(number=5).update(number=LIVE_STEP + 5)
+        found = delta(4)
+        assert (found.full, found.since, found.through, len(found.entries)) == (True, 0, LIVE_STEP + 5, 5)
+        assert not delta(LIVE_STEP + 4).full
 
     def test_a_delta_starts_after_what_the_agent_has(self, five):
         found = delta(3)
