@@ -57,14 +57,17 @@ def test_a_month_has_the_figures_of_its_own_address(fleet, people, today):
 
 
 def test_what_was_booked_is_no_longer_open(fleet, people, today):
+    """297.00 of price up and 30.00 of quantity down."""
     take(lines_of())
-    proposal = proposals.propose_variance(
-        period="2026-10", step="price_variance", spread="platform", actor=FIN, now=NOW, reason="lease"
-    )
-    proposals.approve(proposal.pk, actor=BOSS, now=NOW, reason="seen")
-    found = rows_of(people["finance"].get(API))["2026-10"]
-    assert (found["booked"], found["open"]) == ("297.00", "-30.00")
-    assert {step["step"]: step["booked"] for step in found["steps"]}["price_variance"] == "297.00"
+    for step, booked, left in (("price_variance", "297.00", "-30.00"), ("quantity_variance", "267.00", "0.00")):
+        proposal = proposals.propose_variance(
+            period="2026-10", step=step, spread="platform", actor=FIN, now=NOW, reason="lease"
+        )
+        proposals.approve(proposal.pk, actor=BOSS, now=NOW, reason="seen")
+        found = rows_of(people["finance"].get(API))["2026-10"]
+        assert (found["booked"], found["open"]) == (booked, left)
+    parts = {step["step"]: step["booked"] for step in found["steps"]}
+    assert (parts["price_variance"], parts["quantity_variance"]) == ("297.00", "-30.00")
 
 
 def test_a_month_without_an_invoice_is_unknown_and_not_reconciled(fleet, people, today):
