@@ -169,6 +169,7 @@ CHANNEL_LAYERS = {
 CELERY_BROKER_URL = env.str("CELERY_BROKER_URL", default=REDIS_URL)
 CELERY_BROKER_IS_REDIS = CELERY_BROKER_URL.startswith(("redis://", "rediss://"))
 CELERY_TASK_IGNORE_RESULT = True
+CELERY_RESULT_EXPIRES = None  # else beat sends a daily task that tidies up after results
 CELERY_TASK_ACKS_LATE = True
 CELERY_TASK_REJECT_ON_WORKER_LOST = True
 CELERY_WORKER_PREFETCH_MULTIPLIER = 1
@@ -191,6 +192,7 @@ if CELERY_BROKER_IS_REDIS:
         "queue_order_strategy": "priority",
         "global_keyprefix": "fb:",
     }
+CELERY_BEAT_SCHEDULER = "controlplane.config.beat:Scheduler"
 CELERY_BEAT_SCHEDULE_FILENAME = str(VAR_DIR / "beat-schedule")
 CELERY_BEAT_SCHEDULE = {
     "partitions-ahead": {"task": "usage.create_partitions", "schedule": 3_600.0},
