@@ -7,13 +7,13 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import IO
 
 from django.conf import settings
 from django.db import connection, transaction
 
+from controlplane.experiments.running import code_version
 from controlplane.jobs.models import StoredFile
 from controlplane.operations import backup_file as form
 from controlplane.operations import database_programs as programs
@@ -63,7 +63,7 @@ def make_backup(path: Path, *, force: bool, now: datetime, say: Say) -> Saved:
             Manifest(
                 form=form.FORM,
                 made_at=now.isoformat(timespec="seconds"),
-                software=_software(),
+                software=code_version(),
                 server_major=found.major,
                 installation=str(row.uuid),
                 name=row.name,
@@ -177,10 +177,3 @@ def _roles() -> list[str]:
             """
         )
         return [name for (name,) in cursor.fetchall()]
-
-
-def _software() -> str:
-    try:
-        return version("flexband")
-    except PackageNotFoundError:
-        return "unknown"

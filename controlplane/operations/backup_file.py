@@ -37,8 +37,9 @@ class Part:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a backup holds. `settings` is name -> SHA-256 of its value; no secret is among them.
+    """What a backup holds.
 
+    `software` is a digest of the code, `settings` name -> SHA-256 of the value, no secret among them.
     `migrations` are "app.name" of all that were applied, `roles` those that the database gives rights to. `left_out`
     says in sentences what belongs to the installation and is not in the file.
     """

@@ -48,6 +48,19 @@ DO $$ DECLARE o record; BEGIN
     END LOOP;
 END $$;
 """
+#: What new tables give to roles by themselves. The dump takes nothing of that away and sets it itself at its end: with
+#: it in force, `app` could change rows of tables that are only ever added to.
+_WITHOUT_DEFAULTS: Final = """
+DO $$ DECLARE o record; BEGIN
+    FOR o IN SELECT DISTINCT CASE d.defaclobjtype WHEN 'r' THEN 'TABLES' WHEN 'S' THEN 'SEQUENCES'
+                    WHEN 'f' THEN 'FUNCTIONS' WHEN 'T' THEN 'TYPES' END AS kind, r.rolname AS name
+             FROM pg_default_acl d, aclexplode(d.defaclacl) g JOIN pg_roles r ON r.oid = g.grantee
+             WHERE d.defaclnamespace = 'public'::regnamespace AND d.defaclrole = current_user::regrole
+               AND r.rolname <> current_user LOOP
+        EXECUTE format('ALTER DEFAULT PRIVILEGES IN SCHEMA public REVOKE ALL ON %s FROM %I', o.kind, o.name);
+    END LOOP;
+END $$;
+"""
 _END: Final = "\nCOMMIT;\n"
 
 
@@ -60,7 +73,7 @@ def fill_database(found: programs.Programs, dump: Iterator[bytes], closing: str)
         )  # fmt: skip
         assert shell.stdin is not None
         try:
-            shell.stdin.write((_BEGIN + _EMPTY).encode())
+            shell.stdin.write((_BEGIN + _EMPTY + _WITHOUT_DEFAULTS).encode())
             _pour(found, dump, shell.stdin, errors)
             shell.stdin.write(f"\nSET search_path TO public;\n{closing}{_END}".encode())
             shell.stdin.close()

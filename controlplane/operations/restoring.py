@@ -28,7 +28,7 @@ from controlplane.operations.new_generation import statements
 from controlplane.operations.settings_digest import differing
 from controlplane.policy.actions import repeat_latest
 from controlplane.policy.live_list import sign_changes
-from controlplane.policy.models import LiveEntry
+from controlplane.policy.models import LiveEntry, Revision
 from controlplane.policy.signing import SigningKeyMissing
 
 Say = Callable[[str], None]
@@ -84,7 +84,7 @@ def plan(reader: BackupReader, *, replace: bool, generation: int | None) -> Plan
     files = len(saved.parts) - 1
     size = sum(part.size_bytes for part in saved.parts.values())
     steps = [
-        f"backup of {saved.name} ({saved.installation}) of {saved.made_at}, release {saved.software}: "
+        f"backup of {saved.name} ({saved.installation}) of {saved.made_at}, code {saved.software}: "
         f"{size:,} bytes in {files + 1:,} parts",
         f"{verb} database {there.name}",
         f"put {len(reader.names(form.KEYS))} signing keys into {settings.SIGNING_KEY_DIR}",
@@ -217,7 +217,7 @@ def restore(reader: BackupReader, chosen: Plan, *, now: datetime, say: Say) -> R
     call_command("migrate", verbosity=0, interactive=False)
     revision = _begin(reader, chosen, now)
     warnings = [*chosen.warnings, *_sign(chosen.generation, now)]
-    if revision is None:
+    if revision is None and Revision.objects.exists():
         warnings.append(
             "the newest policy of the backup was not on all agents: push or roll back, which they then take"
         )

@@ -226,16 +226,31 @@ def test_a_restore_that_breaks_leaves_the_database_as_it_was(home, monkeypatch):
         assert ("later",) in cursor.fetchall()
 
 
+def rights_to_tables() -> set[tuple]:
+    """What roles may do, and what they get of tables that are made later."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT relname, relacl::text FROM pg_class WHERE relnamespace = 'public'::regnamespace")
+        given = set(cursor.fetchall())
+        cursor.execute("SELECT defaclobjtype, defaclacl::text FROM pg_default_acl")
+        given |= set(cursor.fetchall())
+        cursor.execute("SELECT 'app', has_table_privilege('app', 'audit_auditentry', 'UPDATE')")
+        assert cursor.fetchone() == ("app", False)
+        cursor.execute("SELECT tgname, tgenabled FROM pg_trigger WHERE NOT tgisinternal")
+        return given | set(cursor.fetchall())
+
+
 def test_a_restore_brings_files_back_and_moves_every_number(home, settings):
     stored_file(home, "in.jsonl", b"abc")
     backup(home / "b.zip")
     (home / "jobs/acme/in.jsonl").unlink()
+    rights = rights_to_tables()
     (home / "keys").rename(home / "lost")
     last = SigningKey.objects.count()
     out, _ = restore(home / "b.zip", "--replace", "--generation", "4")
     assert out.startswith("restored, generation 4, ")
     assert (home / "jobs/acme/in.jsonl").read_bytes() == b"abc"
     assert len(list((home / "keys").iterdir())) == last
+    assert rights_to_tables() == rights
     row = Installation.objects.get()
     assert row.generation == 4 and row.live_number >= 3 * 2**40
     with connection.cursor() as cursor:
