@@ -168,7 +168,7 @@ def _cells(slot: SlotRows, cut: _Cut) -> tuple[dict[str, _Cell], list[Finding]]:
             gap_us, gap_minutes = gap_us + missing_us, gap_minutes + 1
         if not owned_us:
             findings.append(Finding("no_tenure", slot.name, busy_us, 1))
-        elif busy_us > owned_us or seen.unexplained_us:
+        elif busy_us > owned_us or seen.unexplained_us or seen.misses(busy_us, rows=len(used)):
             findings.append(Finding("meter", slot.name, abs(busy_us - seen.busy_us), 1))
         pieces = _pieces(owners, seen, owned_us)
         keys = {(piece.class_, piece.state, piece.lender) for piece in pieces}
@@ -211,6 +211,10 @@ class _Seen:
     unexplained_us: int
     broken_us: int
     warming_us: int
+
+    def misses(self, busy_us: int, *, rows: int) -> bool:
+        """Requests say more than the meter can have missed; each row's part of a cut minute is rounded by itself."""
+        return busy_us > self.busy_us + self.unseen_us + rows
 
 
 def _seen(slot: SlotRows, cut: _Cut, minute_us: int, owned_us: int, busy_us: int) -> _Seen:

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
 from typing import Any
@@ -191,6 +192,44 @@ def test_a_loan_without_tenants_is_between_the_platform_and_itself() -> None:
 def test_repeated_work_is_a_line_of_its_own() -> None:
     result = attribute(pool([slot("s", "chat")], [Usage("a", "chat", HOUR, repeated_us=HOUR // 5)]))
     assert result.by_kind() == {LineKind.DIRECT: 4 * RATE // 5, LineKind.REPEATED_WORK: RATE // 5}
+
+
+def test_a_gpu_that_is_busy_a_fifth_of_the_hour_costs_all_of_it() -> None:
+    """What is used costs its time, what is not used is idle and costs the rest: the two are never one figure."""
+    used = [Usage("a", "chat", HOUR // 5, "s")]
+    result = attribute(PoolInterval(0, HOUR, 10 * 10**9, [slot("s", "chat", Band.INTERACTIVE_FLOOR)], used))
+    assert (result.total_nanos, result.by_tenant()) == (10 * 10**9, {"a": 10 * 10**9})
+    assert result.by_kind() == {LineKind.DIRECT: 2 * 10**9, IdleCause.INTERACTIVE_FLOOR_UNUSED: 8 * 10**9}
+
+
+@settings(max_examples=80)
+@given(pools())
+def test_idle_is_nothing_only_where_every_owned_microsecond_was_used(interval: PoolInterval) -> None:
+    """Idle is what use leaves of the same slots, never a figure of its own that names could fail to match."""
+    exact = replace(interval, rate_nanos_per_slot_hour=HOUR, lend_price_share=Fraction(0))
+    result = attribute(exact)
+    kinds = result.by_kind()
+    direct = kinds.get(LineKind.DIRECT, 0) + kinds.get(LineKind.REPEATED_WORK, 0)
+    assert sum(kinds.get(cause, 0) for cause in IdleCause) == result.owned_us - direct
+    assert direct <= result.busy_us
+    if not result.findings:
+        assert direct == result.busy_us
+
+
+@settings(max_examples=80)
+@given(st.lists(st.integers(1, 999_999), max_size=6), st.sampled_from([730, 1_460, 2_190]), st.integers(0, 3))
+def test_prices_of_any_slices_recompose_the_price_of_the_gpu(cuts: list[int], monthly: int, busy: int) -> None:
+    """However a GPU is cut and whoever uses its slices, they cost what it costs, to the nano."""
+    edges = [0, *sorted(set(cuts)), 1_000_000]
+    slices = [
+        SlotTenure(f"m{at}", (OwnerInterval("chat", 0, HOUR),), None, Fraction(right - left, 1_000_000))
+        for at, (left, right) in enumerate(pairwise(edges))
+    ]
+    rate = monthly * 10**9 // 730
+    usage = [Usage("a", "chat", HOUR // (at + 2), f"m{at}") for at in range(min(busy, len(slices)))]
+    assert attribute(PoolInterval(0, HOUR, rate, slices, usage)).total_nanos == rate
+    by_slice = [attribute(PoolInterval(0, HOUR, rate, [one], [])).total_nanos for one in slices]
+    assert sum(by_slice) == rate
 
 
 def test_slices_of_a_gpu_add_up_to_the_gpu() -> None:

@@ -235,6 +235,21 @@ def test_busy_time_that_no_request_explains_is_unobserved():
     }  # fmt: skip
 
 
+def test_no_idle_at_all_is_looked_into_when_the_meter_saw_some():
+    """Requests that fill every slot-minute beside a meter that was busy for half of it: one of the two is wrong."""
+    fleet = make_fleet("i1", idle_policy="platform")
+    for number in range(60):
+        fleet.use("i1", "a", "chat", MINUTE_US, minute=HOUR + timedelta(minutes=number))
+    fleet.observe(HOUR, HOUR + ONE_HOUR)
+    run(fleet)
+    assert AttributionInterval.objects.get().findings == [], "a slot that was busy all the time has no idle"
+    SlotMinute.objects.update(busy_us=MINUTE_US // 2)
+    run(fleet)
+    found = AttributionInterval.objects.get().findings
+    assert sum(row["us"] for row in found) == 30 * MINUTE_US and {row["kind"] for row in found} == {"meter"}
+    assert by_tenant() == {"a": 2_500_000_000}, "use that was reported is paid"
+
+
 def test_repeated_work_is_a_line_of_its_own():
     fleet = make_fleet("i1")
     fleet.use("i1", "a", "chat", 30_000_000, minute=HOUR)
