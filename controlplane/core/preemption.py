@@ -1,7 +1,8 @@
 """Which running batch requests to cancel so that a waiting interactive request can start.
 
 Only where it is safe: the class is retry_safe, the backend cancels promptly, and no byte of the response was sent. The
-set is minimal and deterministic: lowest class first, then the least work wasted, on the slot where that costs least.
+set is as small as any that is enough, and deterministic: lowest class first, then the least work wasted, on the slot
+where that costs least.
 A request that has begun ATTEMPTS_MOST times is left to end: what has just begun again wastes least, and the same one
 would be taken for ever.
 """
@@ -83,28 +84,40 @@ def _reclaiming(queue: ClassQueue, slots: Sequence[RunningSlot]) -> int:
 def _cheapest(
     head: QueuedRequest, slot: RunningSlot, candidates: Sequence[QueuedRequest], room: dict[int, int]
 ) -> tuple[QueuedRequest, ...]:
-    """The first single victim that is enough, else victims in order until it is enough, without any to spare."""
+    """As few victims as are enough, and of those sets the one whose members come first in order; () where none is."""
     going = [request for request in slot.running.values() if request.reclaiming]
     places = len(slot.running) - len(going) - slot.places + 1
     memory = head.kv_tokens - slot.kv_free - sum(request.kv_tokens for request in going)
     if places <= 0 and memory <= 0:
         return ()
-    for request in candidates:
-        if room[request.class_index] > 0 and places <= 1 and request.kv_tokens >= memory:
-            return (request,)
-    plan: list[QueuedRequest] = []
-    freed = 0
-    for request in candidates:
-        if len(plan) >= places and freed >= memory:
-            break
-        if room[request.class_index] > 0:
-            room[request.class_index] -= 1
-            plan.append(request)
-            freed += request.kv_tokens
-    if len(plan) < places or freed < memory:
+    count = max(places, 1)
+    while (most := _most_freed(candidates, count, room)) is not None and most < memory:
+        count += 1
+    if most is None:
         return ()
-    for request in tuple(plan):
-        if len(plan) > max(places, 1) and freed - request.kv_tokens >= memory:
-            plan.remove(request)
-            freed -= request.kv_tokens
+    plan: list[QueuedRequest] = []
+    for at, request in enumerate(candidates):
+        left = count - len(plan) - 1
+        if left < 0:
+            break
+        if room[request.class_index] <= 0:
+            continue
+        room[request.class_index] -= 1
+        rest = _most_freed(candidates[at + 1 :], left, room)
+        if rest is not None and request.kv_tokens + rest >= memory:
+            plan.append(request)
+            memory -= request.kv_tokens
+        else:
+            room[request.class_index] += 1
     return tuple(plan)
+
+
+def _most_freed(candidates: Sequence[QueuedRequest], count: int, room: dict[int, int]) -> int | None:
+    """Memory that so many victims free at most, within what each class may lose; None where there are not so many."""
+    room, freed = dict(room), 0
+    for request in sorted(candidates, key=lambda request: -request.kv_tokens):
+        if count and room[request.class_index] > 0:
+            room[request.class_index] -= 1
+            freed += request.kv_tokens
+            count -= 1
+    return None if count else freed

@@ -1,8 +1,11 @@
 """Preemption: only where it is safe, no more than needed, and not twice for the same need."""
 
 from collections import Counter
+from itertools import combinations
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from controlplane.core.class_queue import SchedulingClass
 from controlplane.core.fairness import WorkPolicy, WorkUnit
@@ -94,6 +97,33 @@ def test_minimal_set_for_memory_on_the_cheapest_slot() -> None:
     assert len(names(again)) == 2
 
 
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from(["bulk", "scraps"]), st.integers(1, 4), st.booleans()), min_size=1, max_size=5),
+    st.integers(1, 5),
+    st.integers(0, 10),
+)
+@example([("bulk", 4, True), ("bulk", 2, True), ("bulk", 2, True), ("bulk", 2, True)], 5, 6)
+def test_no_other_victims_would_be_fewer_nor_as_few_and_sooner_in_order(running, places: int, need: int) -> None:
+    """Against every set of victims that there is: three small ones are not cancelled where a large and a small do."""
+    s = world(places=places, kv=10)
+    for at, (slug, kv, safe) in enumerate(running):
+        start(s, f"r{at}", slug, at, kv=kv, safe=safe, tenant=f"t{at}")
+    start(s, "c", "chat", len(running), kv=need)
+    slot = s.slots[0]
+    if "c" in slot.running:
+        return
+    can = sorted((r for r in slot.running.values() if r.preemptible), key=lambda r: (-r.class_index, 50 - r.started_us))
+    free = slot.kv_free
+
+    def enough(some) -> bool:
+        return len(slot.running) - len(some) < places and free + sum(r.kv_tokens for r in some) >= need
+
+    every = (some for count in range(1, len(can) + 1) for some in combinations(can, count))
+    best = next((some for some in every if enough(some)), ())
+    assert names(s) == [request.id for request in best]
+
+
 def test_back_at_the_head_with_its_arrival_and_no_double_charge() -> None:
     s = world(places=1)
     start(s, "first")
@@ -128,6 +158,21 @@ def test_a_class_within_its_minimum_share_is_left_alone() -> None:
     s.release("c1", 1_000)
     assert s.next_dispatch(1_000).id == "b"
     assert names(s, 1_001) == []
+
+
+def test_a_class_that_keeps_its_share_is_passed_over_and_another_one_gives() -> None:
+    """The protected class is the lower one and is looked at first: that ends nothing."""
+    share = SchedulingClass(slug="scraps", kind=ClassKind.BATCH, precedence=2, min_share_ppm=500_000)
+    s = world(places=2, classes=(*CLASSES[:2], share))
+    start(s, "c1", "chat")
+    start(s, "c2", "chat")
+    start(s, "kept", "scraps")
+    s.release("c1", 1_000)
+    assert s.next_dispatch(1_000).id == "kept"
+    s.release("c2", 1_001)
+    start(s, "given", "bulk", 1_001)
+    start(s, "c", "chat", 1_002)
+    assert names(s, 1_003) == ["given"]
 
 
 def test_the_same_request_gives_way_so_often_and_no_more_while_others_go_on() -> None:
