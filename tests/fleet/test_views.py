@@ -167,6 +167,25 @@ def test_the_list_of_agents_needs_as_many_statements_for_one_as_for_ten(fleet, p
     assert rows.startswith("<tbody") and rows.count("gpu-") == 10
 
 
+def test_agents_that_were_retired_leave_the_lists_and_are_still_found(fleet, people, django_assert_num_queries):
+    """A thousand machines come and go: the list is of those that there are, each of the others has its page."""
+    gone = Agent.objects.bulk_create(
+        Agent(pool=fleet, name=f"gone-{n}", state="retired", public_key=b"\0" * 32, enrolled_at=factories.NOW)
+        for n in range(1_000)
+    )
+    AgentLive.objects.bulk_create(
+        AgentLive(agent=one, epoch=1, seq=1, reported_at=timezone.now(), revision=3) for one in gone
+    )
+    one = factories.agent(fleet)
+    AgentLive.objects.create(agent=one, epoch=1, seq=1, reported_at=timezone.now(), revision=3)
+    with django_assert_num_queries(9):
+        page = text(people["admin"].get(reverse("agents")))
+    assert "gpu-1" in page and "gone-" not in page
+    assert "gone-" not in text(people["viewer"].get(reverse("pools"))) + text(people["viewer"].get(reverse("home")))
+    assert "gone-777" in text(people["viewer"].get(reverse("agents") + "?state=retired"))
+    assert "Retired" in text(people["viewer"].get(reverse("agent", args=[gone[777].pk])))
+
+
 def test_an_agent_that_is_silent_or_of_the_future_is_unknown(fleet, people):
     for name, age in (("old", timedelta(minutes=1)), ("future", timedelta(minutes=-1)), ("fresh", timedelta(0))):
         one = factories.agent(fleet, name)

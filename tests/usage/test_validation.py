@@ -84,6 +84,16 @@ def test_the_first_fault_is_named(given, fault):
     assert fault_of(row(**given)) is fault
 
 
+def test_a_clock_is_judged_by_when_a_record_ended_and_never_by_how_long_it_ran():
+    """A job of 27 hours that ends now is no clock that is wrong, nor is one that an agent kept while it was cut off."""
+    day_us, hour_us = 86_400_000_000, 3_600_000_000
+    assert fault_of(row(arrived_us=NOW_US - 27 * hour_us)) is Fault.NONE
+    assert fault_of(row(arrived_us=NOW_US - 15 * day_us)) is Fault.NONE
+    assert fault_of(row(arrived_us=NOW_US - 28 * hour_us, ended_us=NOW_US - 27 * hour_us)) is Fault.NONE
+    assert fault_of(row(arrived_us=NOW_US - 16 * day_us, ended_us=NOW_US - 15 * day_us)) is Fault.TOO_OLD
+    assert fault_of(row(arrived_us=NOW_US - 27 * hour_us, ended_us=NOW_US + hour_us)) is Fault.IN_THE_FUTURE
+
+
 def test_one_bad_record_leaves_the_others_alone():
     faults = find_faults(columns(row(), row(tenant_id=9), row(attempt=2)), known(), BOUNDS)
     assert faults.tolist() == [0, Fault.UNKNOWN_TENANT, 0]
