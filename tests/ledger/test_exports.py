@@ -3,7 +3,9 @@
 import csv
 import io
 import locale
+import re
 import tempfile
+import zipfile
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 
@@ -11,6 +13,7 @@ import duckdb
 import openpyxl
 import pytest
 from django.db.models import ProtectedError
+from xlsxwriter.utility import xl_col_to_name
 
 from controlplane.audit.actors import Actor
 from controlplane.core.period import load_zone, month_window
@@ -123,6 +126,24 @@ def test_a_spreadsheet_has_typed_cells(fleet):
             total += Decimal(str(cells["cost"].value))
         assert cells["tenant"].data_type == "s"
     assert abs(total - 20) < Decimal("0.000001")
+
+
+def test_numbers_dates_and_accents_of_a_spreadsheet_are_the_same_in_every_country():
+    """As the file says them: a number is no text that a German or French reader would take for a date or a thousand."""
+    amounts = [Decimal("9.10"), Decimal("22.5"), Decimal("1234567.89")]
+    rows = [row(cost=amount, charge=-amount, tenant="zoe", tenant_name="Zoë") for amount in amounts]
+    content = build("xlsx", rows, FACTS, MONTH).content
+    with zipfile.ZipFile(io.BytesIO(content)) as parts:
+        sheet = parts.read("xl/worksheets/sheet1.xml").decode()
+    cost = COLUMNS.index("cost")
+    for at, amount in enumerate(amounts, start=2):
+        cell = re.search(rf'<c r="{xl_col_to_name(cost)}{at}"([^>]*)><v>([^<]*)</v>', sheet)
+        assert cell and Decimal(cell[2]) == amount and " t=" not in cell[1], "a plain number, whatever the country"
+    book = openpyxl.load_workbook(io.BytesIO(content)).active
+    assert {book.cell(at, COLUMNS.index("tenant_name") + 1).value for at in (2, 3, 4)} == {"Zoë"}
+    assert {book.cell(at, COLUMNS.index("day") + 1).value for at in (2, 3, 4)} == {datetime(2026, 11, 20)}
+    plain = build("csv", rows, FACTS, MONTH).content
+    assert not plain.startswith(b"\xef\xbb\xbf") and "Zoë" in plain.decode() and b",9.10," in plain
 
 
 def test_parquet_keeps_exact_decimals_and_unknown_apart_from_zero(fleet):
