@@ -77,6 +77,7 @@ def test_the_headline_says_where_the_cost_went(finance):
     assert response.context["agrees"]
     assert "Lines add up to the fleet cost exactly" in text
     assert "Billing zone UTC" in text and "24 h" in text
+    assert "Cost = use + idle borne + lending." in text
     assert [part.value for part in top.tenants] == ["5.63", "5.00", "2.50"]
 
 
