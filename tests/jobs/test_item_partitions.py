@@ -8,6 +8,7 @@ import pytest
 from django.db import connection
 from django.utils import timezone
 
+from controlplane.jobs import batch_sweep
 from controlplane.jobs.item_partitions import create_day, drop_purged_days, items_table
 from controlplane.jobs.models import Item, ItemBody, ItemResult, Job
 from tests.jobs.batches import empty_items, running
@@ -65,3 +66,24 @@ def test_a_day_goes_with_all_that_belongs_to_its_items_once_all_its_jobs_are_pur
     for model in ROWS:
         assert set(model.objects.values_list("job_id", flat=True)) == {kept.pk}, model.__name__
     assert days() == []
+
+
+def test_rows_of_a_large_job_go_a_bounded_number_at_a_time_each_with_its_own_commit(world, monkeypatch):
+    """However large it is and whatever else the database does: no statement is long, and what is removed stays so."""
+    monkeypatch.setattr(batch_sweep, "PURGE_LINES", 10)
+    job, now = running(world.tenant, 25), timezone.now()
+    run_all(world)
+    job.refresh_from_db()
+    removed: dict[str, list[int]] = {}
+
+    def watch(execute, sql, params, many, context):
+        result = execute(sql, params, many, context)
+        if sql.startswith("DELETE FROM jobs_item"):
+            removed.setdefault(sql.split()[2], []).append(context["cursor"].rowcount)
+            assert connection.in_atomic_block and not connection.savepoint_ids, "in a transaction of its own"
+        return result
+
+    with connection.execute_wrapper(watch):
+        assert batch_sweep._purge(job, now)
+    assert removed == {model._meta.db_table: [10, 10, 5] for model in ROWS}
+    assert [model.objects.count() for model in ROWS] == [0, 0, 0]
