@@ -202,6 +202,7 @@ CELERY_BEAT_SCHEDULE = {
     "attribute-open-hours": {"task": "ledger.attribute_open", "schedule": 60.0},
     "post-charges": {"task": "ledger.post_charges", "schedule": 300.0},
     "settle-closed-months": {"task": "ledger.settle_closed", "schedule": 600.0},
+    "fold-objectives": {"task": "contracts.fold_hours", "schedule": 60.0},
     "fold-balances": {"task": "ledger.fold_balances", "schedule": 60.0},
     "sweep-exports": {"task": "ledger.sweep_exports", "schedule": 60.0},
     "sweep-experiments": {"task": "experiments.sweep", "schedule": 10.0},

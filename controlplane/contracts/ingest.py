@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from datetime import datetime
 from typing import Any
 
 from psycopg import Cursor
 from psycopg.types.json import Jsonb
 
+from controlplane.contracts.hours import unfold
 from controlplane.core.period import from_us
 from controlplane.wire.report import ObjectiveCount
 
@@ -46,8 +48,8 @@ def is_sound(row: ObjectiveCount) -> bool:
     return min(counts) >= 0 and max(counts) < 2**40 and row.minute_us % 60_000_000 == 0 and len(row.bad) <= 64
 
 
-def add_objectives(cursor: Cursor[Any], rows: Iterable[tuple[int, ObjectiveCount]]) -> None:
-    """Adds counts; rows are (pool id, count). Written in key order."""
+def add_objectives(cursor: Cursor[Any], rows: Iterable[tuple[int, ObjectiveCount]], now: datetime) -> None:
+    """Adds counts; rows are (pool id, count). Written in key order; hours that were folded are folded again."""
     added: dict[tuple[int, int, int], tuple[list[int], Counter[str]]] = {}
     for pool_id, row in rows:
         sums, bad = added.setdefault((row.contract_version_id, pool_id, row.minute_us), ([0] * 5, Counter()))
@@ -56,6 +58,7 @@ def add_objectives(cursor: Cursor[Any], rows: Iterable[tuple[int, ObjectiveCount
         bad.update(row.bad)
     if not added:
         return
+    unfold(cursor, (minute_us for _, _, minute_us in added), now)
     ordered = sorted(added.items())
     rows_out = [(k[0], k[1], from_us(k[2]), *sums, Jsonb(dict(bad))) for k, (sums, bad) in ordered]
     cursor.execute(_SQL, [list(column) for column in zip(*rows_out, strict=True)])

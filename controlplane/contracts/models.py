@@ -141,3 +141,36 @@ class ObjectiveMinute(models.Model):
             models.UniqueConstraint(fields=["contract_version_id", "pool_id", "minute"], name="objective_minute_unique")
         ]
         indexes = [models.Index(fields=["minute"])]
+
+
+class ObjectiveHour(models.Model):
+    """Minutes of one hour added up: those above the version's load range apart (`outside`), as they stood when folded.
+
+    `minutes` has a bit for each minute that was counted, so that one counted in two pools counts once. Valid only with
+    a `FoldedHour`.
+    """
+
+    contract_version_id = models.IntegerField()
+    pool_id = models.IntegerField()
+    hour = models.DateTimeField()
+    outside = models.BooleanField()
+    offered = models.BigIntegerField()
+    admitted = models.BigIntegerField()
+    successful = models.BigIntegerField()
+    good = models.BigIntegerField()
+    neutral = models.BigIntegerField()
+    nonsense = models.BooleanField()
+    minutes = models.BigIntegerField()
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(
+                fields=["hour", "contract_version_id", "pool_id", "outside"], name="objective_hour_unique"
+            )
+        ]
+
+
+class FoldedHour(models.Model):
+    """An hour whose minutes are all in `ObjectiveHour`; late counts take the row away."""
+
+    hour = models.DateTimeField(primary_key=True)

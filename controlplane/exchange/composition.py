@@ -169,7 +169,7 @@ def _store(cursor: Cursor[Any], taken: Sequence[Incoming], now: datetime) -> lis
     if aside:
         ingest.quarantine(cursor, aside, now)
     ingest.add_refusals(cursor, checked.refusals)
-    add_objectives(cursor, checked.objectives)
+    add_objectives(cursor, checked.objectives, now)
     counts = (count for _, count in checked.objectives)
     watch.note_counts(cursor, zip(checked.objective_agents, counts, strict=True))
     note_key_use(cursor, _key_use(checked.records), now)

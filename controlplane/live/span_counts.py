@@ -14,30 +14,33 @@ from operator import itemgetter
 
 from django.db import connection
 
+from controlplane.contracts.hours import LOADS, MINUTE_BIT, NONSENSE, OVER
 from controlplane.core.slo import Totals
 
 SETTLING = timedelta(minutes=6)
 WINDOW, PERIOD = "window", "period"
 
-_COUNTED = """
-  SELECT asked.contract_id, cardinality(asked.bounds) - width_bucket(counts.minute, asked.bounds) AS place,
-         {outside} AS outside, counts.minute, counts.offered, counts.admitted, counts.successful, counts.good,
-         counts.neutral,
+# What minutes and hours have in common: whose they are, in which span they lie, above the load range or not.
+_COLUMNS = """
+  SELECT asked.contract_id, cardinality(asked.bounds) - width_bucket(counts.{at}, asked.bounds) AS place"""
+_MINUTES = f"""{_COLUMNS.format(at="minute")}, {{outside}} AS outside,
+         date_trunc('hour', counts.minute, 'UTC') AS hour, {MINUTE_BIT} AS minutes,
+         {NONSENSE} AS nonsense,
+         counts.offered, counts.admitted, counts.successful, counts.good, counts.neutral,
          CASE WHEN counts.minute < %(settled)s THEN 0
               ELSE greatest(0, counts.offered - counts.good - counts.neutral - coalesce((
                    SELECT sum(value::bigint) FROM jsonb_each_text(counts.bad)), 0)) END AS running
-    FROM contracts_objectiveminute AS counts
-    JOIN asked ON asked.id = counts.contract_version_id {loads}
-   WHERE counts.minute >= %(since)s AND counts.minute < %(until)s AND asked.load_limit_per_s {limited}
-     AND (%(pool)s::int IS NULL OR counts.pool_id = %(pool)s)"""
-_OVER = "coalesce(loads.admitted_per_s > asked.load_limit_per_s, false)"
-_LOADS = """
+    FROM minutes AS counts
+    JOIN asked ON asked.id = counts.contract_version_id {{loads}}
+   WHERE asked.load_limit_per_s {{limited}}"""  # noqa: S608 - put together from constants
+_LOADED = """
     LEFT JOIN loads ON loads.workload_class_id = asked.workload_class_id AND loads.pool_id = counts.pool_id
                    AND loads.minute = counts.minute"""
 
 # One pass: a minute is counted in the shortest span that holds it (`place`), and longer spans add up what is in theirs.
 # `bounds` are the instants at which spans begin, oldest first, so the more of them lie before a minute the shorter is
-# its span. Most contracts have the same, so each kind is told once.
+# its span. Most contracts have the same, so each kind is told once. Hours that are folded and lie in one span whatever
+# the kind are read as such (`whole`), the others by their minutes (`apart`).
 _SPANS = f"""
 WITH asked AS MATERIALIZED (
   SELECT version.id, version.contract_id, version.load_limit_per_s, contract.workload_class_id,
@@ -45,27 +48,46 @@ WITH asked AS MATERIALIZED (
     FROM unnest(%(contracts)s::int[], %(kinds)s::int[]) AS given (contract_id, kind)
     JOIN contracts_contract AS contract ON contract.id = given.contract_id
     JOIN contracts_contractversion AS version ON version.contract_id = contract.id
+), whole AS MATERIALIZED (
+  SELECT folded.hour FROM contracts_foldedhour AS folded
+   WHERE folded.hour >= %(since)s AND folded.hour + interval '1 hour' <= %(settled)s
+     AND NOT EXISTS (SELECT FROM unnest(%(bounds)s::timestamptz[]) AS bound
+                      WHERE bound > folded.hour AND bound < folded.hour + interval '1 hour')
+), apart AS MATERIALIZED (
+  SELECT greatest(series.hour, %(since)s) AS since, least(series.hour + interval '1 hour', %(until)s) AS until
+    FROM generate_series(date_trunc('hour', %(since)s::timestamptz, 'UTC'), %(until)s, interval '1 hour')
+         AS series (hour)
+   WHERE NOT EXISTS (SELECT FROM whole WHERE whole.hour = series.hour)
+), minutes AS MATERIALIZED (
+  SELECT counts.* FROM apart CROSS JOIN LATERAL (
+    SELECT * FROM contracts_objectiveminute AS counts
+     WHERE minute >= apart.since AND minute < apart.until AND (%(pool)s::int IS NULL OR pool_id = %(pool)s) OFFSET 0
+  ) AS counts
 ), loads AS MATERIALIZED (
-  SELECT contract.workload_class_id, counts.pool_id, counts.minute, max(counts.admitted) / 60.0 AS admitted_per_s
-    FROM contracts_objectiveminute AS counts
-    JOIN contracts_contractversion AS version ON version.id = counts.contract_version_id
-    JOIN contracts_contract AS contract ON contract.id = version.contract_id
-   WHERE counts.minute >= %(since)s AND counts.minute < %(until)s
-     AND (%(pool)s::int IS NULL OR counts.pool_id = %(pool)s)
-     AND contract.workload_class_id IN (SELECT workload_class_id FROM asked WHERE load_limit_per_s IS NOT NULL)
+  {LOADS.format(minutes="minutes")}
+   WHERE contract.workload_class_id IN (SELECT workload_class_id FROM asked WHERE load_limit_per_s IS NOT NULL)
    GROUP BY 1, 2, 3
 ), counted AS (
-  {_COUNTED.format(outside="false", loads="", limited="IS NULL")}
+  {_MINUTES.format(outside="false", loads="", limited="IS NULL")}
    UNION ALL
-  {_COUNTED.format(outside=_OVER, loads=_LOADS, limited="IS NOT NULL")}
+  {_MINUTES.format(outside=OVER.format(limit="asked.load_limit_per_s"), loads=_LOADED, limited="IS NOT NULL")}
+   UNION ALL
+  {_COLUMNS.format(at="hour")}, counts.outside, counts.hour, counts.minutes, counts.nonsense,
+         counts.offered, counts.admitted, counts.successful, counts.good, counts.neutral, 0 AS running
+    FROM whole
+    JOIN contracts_objectivehour AS counts ON counts.hour = whole.hour
+    JOIN asked ON asked.id = counts.contract_version_id
+   WHERE %(pool)s::int IS NULL OR counts.pool_id = %(pool)s
+), hours AS (
+  SELECT contract_id, place, outside, bit_count(bit_or(minutes)::bit(64)) AS minutes, bool_or(nonsense) AS nonsense,
+         sum(offered) AS offered, sum(admitted) AS admitted, sum(successful) AS successful, sum(good) AS good,
+         sum(neutral) AS neutral, sum(running) AS running
+    FROM counted GROUP BY contract_id, place, outside, hour
 )
 SELECT contract_id, place, outside,
        sum(offered - running)::bigint, sum(admitted - running)::bigint, sum(successful)::bigint, sum(good)::bigint,
-       sum(neutral)::bigint,
-       bool_or(NOT (least(offered, admitted, successful, good, neutral) >= 0 AND good <= successful
-                    AND successful + neutral <= admitted AND admitted <= offered)),
-       count(DISTINCT minute), sum(offered)::bigint, sum(running)::bigint
-  FROM counted GROUP BY 1, 2, 3 ORDER BY 1, 2
+       sum(neutral)::bigint, bool_or(nonsense), sum(minutes)::bigint, sum(offered)::bigint, sum(running)::bigint
+  FROM hours GROUP BY 1, 2, 3 ORDER BY 1, 2
 """  # noqa: S608 - put together from constants
 
 

@@ -57,8 +57,8 @@ def newest() -> int:
 def delta(since: int, limit: int = DELTA_LIMIT) -> LiveDelta | None:
     """What an agent that has the list up to `since` lacks, oldest first; None when it lacks nothing.
 
-    `full` tells it to forget what it has first: it has nothing, or a list of before the control plane was restored, with
-    numbers of an earlier generation or ahead of all that there are.
+    `full` tells it to forget what it has first: it has nothing, or a list of before the control plane was restored,
+    with numbers of an earlier generation or ahead of all that there are.
     An agent takes one delta at a time and comes back with `through`, so a long list arrives in several answers.
     """
     last = newest()

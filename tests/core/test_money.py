@@ -35,7 +35,9 @@ def test_decimal_strings_are_read_exactly(text: str, nanos: int) -> None:
     assert parse_nanos(text) == nanos
 
 
-@pytest.mark.parametrize("text", ["", "1,000.00", "$5", "NaN", "inf", "1e999", "0x10", "1.2.3", "9" * 61, "--1", "٣x", "１２"])
+@pytest.mark.parametrize(
+    "text", ["", "1,000.00", "$5", "NaN", "inf", "1e999", "0x10", "1.2.3", "9" * 61, "--1", "٣x", "１２"]
+)
 def test_anything_but_a_plain_decimal_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"decimal number|too many digits"):
         parse_decimal(text)

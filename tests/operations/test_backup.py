@@ -22,6 +22,7 @@ from controlplane.policy.models import SigningKey
 from controlplane.policy.signing import ensure_keys
 from controlplane.tenants.models import Installation
 from tests import factories
+from tests.operations.sessions import end_other_sessions
 
 pytestmark = pytest.mark.django_db(transaction=True)
 NOW = datetime(2026, 11, 29, 20, 0, tzinfo=UTC)
@@ -34,6 +35,7 @@ def home(transactional_db, settings, tmp_path: Path) -> Path:
     settings.USAGE_ARCHIVE = tmp_path / "archive"
     factories.installation()
     ensure_keys(NOW)
+    end_other_sessions()
     return tmp_path
 
 

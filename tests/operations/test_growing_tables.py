@@ -38,6 +38,8 @@ ENDED = {
     "ledger.InvoiceUpload": ("ledger/invoice_uploads.py", "InvoiceUpload"),
     "ledger.AttributionLine": ("ledger/attribution.py", "AttributionLine"),
     "budgets.ShareDivision": ("budgets/divisions.py", "DELETE FROM budgets_sharedivision"),
+    "contracts.ObjectiveHour": ("contracts/hours.py", "DELETE FROM contracts_objectivehour"),
+    "contracts.FoldedHour": ("contracts/hours.py", "DELETE FROM contracts_foldedhour"),
     "flex.PoolSample": ("flex/pruning.py", "DELETE FROM flex_poolsample"),
     "flex.PoolChange": ("flex/pool_changes.py", "DELETE FROM flex_poolchange"),
     "jobs.JobProgress": ("jobs/progress.py", "JobProgress"),

@@ -23,6 +23,7 @@ from tests.agent import control_planes as cp
 from tests.agent.conftest import world
 from tests.agent.test_kill import Process
 from tests.agent.wire_client import WireClient, chat_body, post
+from tests.operations.sessions import end_other_sessions
 
 __all__ = ["world"]
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.processes, pytest.mark.slow]
@@ -30,8 +31,9 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.processes, py
 
 @pytest.fixture
 def fleet(world, settings, tmp_path: Path):
-    """The world of the agents' tests; no session of this thread is left to stand in a restore's way."""
+    """The world of the agents' tests; no session is left to stand in a restore's way."""
     settings.JOB_STORAGE, settings.USAGE_ARCHIVE = str(tmp_path / "jobs"), tmp_path / "archive"
+    end_other_sessions()
     connections.close_all()
     return world
 
