@@ -1,10 +1,14 @@
 """Sessions of the test database that tests before left open in threads of theirs."""
 
+from asgiref.sync import SyncToAsync
 from django.db import connection, connections
 
 
 def end_other_sessions() -> None:
-    """Ends every session but one that this thread opens anew; a thread that comes back gets another."""
+    """Closes those of this thread and of the one that runs what is asked of the database by coroutines, which goes on
+    to be used; then ends the others, whose threads are gone.
+    """
+    SyncToAsync.single_thread_executor.submit(connections.close_all).result(60)
     connections.close_all()
     with connection.cursor() as cursor:
         cursor.execute(
