@@ -9,6 +9,8 @@ from django.utils import timezone
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import extend_schema
 from rest_framework import serializers, status
+from rest_framework.filters import OrderingFilter
+from rest_framework.generics import GenericAPIView
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
@@ -25,8 +27,6 @@ from controlplane.ledger.reconciliation import month_window, reconcile, to_json
 from controlplane.ledger.reconciliation_form import ReconciliationSerializer
 from controlplane.tenants.queries import installation
 from controlplane.tenants.rest import ReasonField, ReasonSerializer, checked, writes
-
-LIST_MOST = 200
 
 
 def _check_month(period: str) -> None:
@@ -250,20 +250,30 @@ def _proposal_json(row: Proposal) -> dict[str, Any]:
     }  # fmt: skip
 
 
-class ProposalsView(APIView):
+class ProposalQuerySerializer(serializers.Serializer):
+    """Which proposals."""
+
+    period = serializers.CharField(max_length=7, required=False)
+    state = serializers.ChoiceField(Proposal.State.choices, required=False)
+
+
+class ProposalsView(GenericAPIView):
     """Adjustments, credit notes and variances, the latest first; a POST proposes one."""
 
     read_permission = "finance.read"
     write_permission = "finance.write"
+    queryset = Proposal.objects.select_related("event")
+    serializer_class = ProposalSerializer
+    filter_backends = (OrderingFilter,)
+    ordering_fields = ("id", "period")
+    ordering = ("-id",)
 
-    @extend_schema(responses=ProposalSerializer(many=True))
+    @extend_schema(parameters=[ProposalQuerySerializer], responses=ProposalSerializer(many=True))
     def get(self, request: Request) -> Response:
-        rows = Proposal.objects.select_related("event").order_by("-id")
-        if period := request.query_params.get("period"):
-            rows = rows.filter(period=period)
-        if state := request.query_params.get("state"):
-            rows = rows.filter(state=state)
-        return Response([_proposal_json(row) for row in rows[:LIST_MOST]])
+        asked = ProposalQuerySerializer(data=request.query_params)
+        asked.is_valid(raise_exception=True)
+        page = self.paginate_queryset(self.get_queryset().filter(**asked.validated_data)) or []
+        return self.get_paginated_response([_proposal_json(row) for row in page])
 
     @extend_schema(request=ProposalSerializer, responses={201: ProposalSerializer})
     @writes

@@ -7,6 +7,8 @@ from django.shortcuts import get_object_or_404
 from django.utils import timezone
 from drf_spectacular.utils import OpenApiParameter, PolymorphicProxySerializer, extend_schema
 from rest_framework import serializers, status
+from rest_framework.filters import OrderingFilter
+from rest_framework.generics import GenericAPIView
 from rest_framework.parsers import MultiPartParser
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -36,8 +38,6 @@ from controlplane.tenants.queries import installation
 from controlplane.tenants.rest import ReasonSerializer, checked, writes
 from controlplane.web.api import PROBLEM_TYPE
 from controlplane.web.openapi import problem
-
-LIST_MOST = 200
 
 
 def _refused(error: ValidationError) -> serializers.ValidationError:
@@ -169,12 +169,17 @@ def _invoice_json(row: Invoice, late_in: str | None) -> dict[str, Any]:
     }  # fmt: skip
 
 
-class InvoicesView(APIView):
+class InvoicesView(GenericAPIView):
     """Invoices, the latest first; a POST takes a file, every line of it or none. The same file counts once a month."""
 
     read_permission = "finance.read"
     write_permission = "finance.write"
     parser_classes = [MultiPartParser]
+    queryset = Invoice.objects.select_related("mapping")
+    serializer_class = InvoiceSerializer
+    filter_backends = (OrderingFilter,)
+    ordering_fields = ("id", "period", "imported_at")
+    ordering = ("-id",)
 
     @extend_schema(
         operation_id="invoices_list",
@@ -182,12 +187,12 @@ class InvoicesView(APIView):
         parameters=[OpenApiParameter("period", str)],
     )
     def get(self, request: Request) -> Response:
-        rows = Invoice.objects.select_related("mapping").order_by("-id")
+        rows = self.get_queryset()
         if period := request.query_params.get("period"):
             rows = rows.filter(period=period)
-        invoices = list(rows[:LIST_MOST])
+        invoices = self.paginate_queryset(rows) or []
         late = landings(invoices)
-        return Response([_invoice_json(row, late.get(row.pk)) for row in invoices])
+        return self.get_paginated_response([_invoice_json(row, late.get(row.pk)) for row in invoices])
 
     @extend_schema(
         request={"multipart/form-data": InvoiceFileSerializer},
@@ -311,15 +316,21 @@ def _mapping_json(row: InvoiceMapping) -> dict[str, Any]:
     }  # fmt: skip
 
 
-class InvoiceMappingsView(APIView):
+class InvoiceMappingsView(GenericAPIView):
     """Saved mappings; a POST saves one under its name, over the one before."""
 
     read_permission = "finance.read"
     write_permission = "finance.write"
+    queryset = InvoiceMapping.objects.all()
+    serializer_class = SavedMappingSerializer
+    filter_backends = (OrderingFilter,)
+    ordering_fields = ("name", "id")
+    ordering = ("name",)
 
     @extend_schema(responses=SavedMappingSerializer(many=True))
     def get(self, request: Request) -> Response:
-        return Response([_mapping_json(row) for row in InvoiceMapping.objects.order_by("name")[:LIST_MOST]])
+        page = self.paginate_queryset(self.get_queryset()) or []
+        return self.get_paginated_response([_mapping_json(row) for row in page])
 
     @extend_schema(request=MappingSerializer, responses={200: SavedMappingSerializer, 201: SavedMappingSerializer})
     @writes

@@ -2,6 +2,7 @@
 
 import pytest
 from django.core.files.uploadedfile import SimpleUploadedFile
+from django.utils import timezone
 
 from controlplane.ledger.models import Invoice, InvoiceMapping, Period
 from tests import factories
@@ -32,8 +33,8 @@ def test_a_file_is_looked_through_then_taken_once_with_exact_sums(fin):
     assert (again.status_code, again.json()["repeated"], Invoice.objects.count()) == (200, True, 1)
     whole = fin.get(f"{ADDRESS}{taken.json()['invoice']}/").json()
     assert whole["totals"] == looked["totals"] and whole["state"] == "current"
-    assert [row["id"] for row in fin.get(f"{ADDRESS}?period=2026-10").json()] == [whole["id"]]
-    assert fin.get(f"{ADDRESS}?period=2026-09").json() == []
+    assert [row["id"] for row in fin.get(f"{ADDRESS}?period=2026-10").json()["results"]] == [whole["id"]]
+    assert fin.get(f"{ADDRESS}?period=2026-09").json()["results"] == []
 
 
 def test_a_file_sent_twice_under_one_key_gets_the_first_answer_and_another_file_is_refused(fin):
@@ -93,7 +94,7 @@ def test_a_mapping_is_saved_and_reads_a_file(fin):
     assert bad.status_code == 400 and "day or start" in str(bad.json())
     taken = post(fin, OWN_CSV, mapping="nordgrid")
     assert taken.status_code == 201 and taken.json()["totals"]["billed"] == "1253.999999999999999999"
-    assert [row["name"] for row in fin.get("/api/v1/invoice-mappings/").json()] == ["nordgrid"]
+    assert [row["name"] for row in fin.get("/api/v1/invoice-mappings/").json()["results"]] == ["nordgrid"]
 
 
 def test_an_invoice_is_withdrawn_with_a_reason_but_not_in_a_closed_month(fin):
@@ -114,3 +115,16 @@ def test_who_may_only_read_takes_and_withdraws_nothing(fin):
     viewer = factories.person("viewer")
     assert post(viewer, FOCUS).status_code == 403 and viewer.get(ADDRESS).status_code == 200
     assert not Invoice.objects.exists()
+
+
+def test_mappings_are_walked_by_cursor_to_their_end(fin):
+    for name in ("alpha", "beta", "gamma"):
+        InvoiceMapping.objects.create(name=name, columns={}, created_at=timezone.now(), created_by="fin")
+    first = fin.get("/api/v1/invoice-mappings/?limit=2").json()
+    assert [row["name"] for row in first["results"]] == ["alpha", "beta"]
+    assert first["previous"] is None
+    rest = fin.get(first["next"]).json()
+    assert [row["name"] for row in rest["results"]] == ["gamma"]
+    assert rest["next"] is None
+    last_first = fin.get("/api/v1/invoice-mappings/?ordering=-name").json()["results"]
+    assert [row["name"] for row in last_first] == ["gamma", "beta", "alpha"]

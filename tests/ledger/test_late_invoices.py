@@ -105,7 +105,7 @@ def test_page_command_and_rest_say_where_it_lands_and_how_to_have_it_in_its_own_
 
 def test_a_list_of_invoices_says_of_each_where_it_lands_by_one_question(closed, django_assert_max_num_queries):
     def listed():
-        return {row["id"]: row["late_in"] for row in fin.get("/api/v1/invoices/").json()}
+        return {row["id"]: row["late_in"] for row in fin.get("/api/v1/invoices/").json()["results"]}
 
     fin = factories.person("finance", name="fin")
     late, own = take(lines_of()), take(OWN, "2026-11")
