@@ -14,16 +14,17 @@ from typing import Any, Final
 from django.db import connection, transaction
 from psycopg import Cursor
 
+from controlplane.core.money import US_PER_HOUR
 from controlplane.core.period import from_us, to_us
 
-US_PER_HOUR: Final = 3_600_000_000
 FOLD_AFTER: Final = timedelta(hours=2)
 LATE_AFTER: Final = timedelta(hours=1)
 """Far enough below `FOLD_AFTER`: who takes counts for fresh has committed them long before their hour is folded."""
 KEPT_FOR: Final = timedelta(days=100)
 """Above the longest period of a budget, 90 days; what is looked at from before is read by its minutes."""
-RUN_S: Final = 5.0
 HOURS_MOST: Final = 200
+RUN_S: Final = 5.0
+"""Of one run, whichever comes first; the next one goes on."""
 # Any fixed number: whoever adds late counts shares it; folding takes it alone, and never waits for it.
 FOLD_LOCK: Final = 0x666C6F68
 
@@ -33,6 +34,9 @@ LOADS: Final = """
     JOIN contracts_contractversion AS version ON version.id = counts.contract_version_id
     JOIN contracts_contract AS contract ON contract.id = version.contract_id"""
 """What each class was given by minute and pool, which load ranges are about; to be narrowed, and grouped by 1, 2, 3."""
+JOIN_LOADS: Final = """
+    LEFT JOIN loads ON loads.workload_class_id = {whose}.workload_class_id AND loads.pool_id = counts.pool_id
+                   AND loads.minute = counts.minute"""
 OVER: Final = "coalesce(loads.admitted_per_s > {limit}, false)"
 NONSENSE: Final = """NOT (least(offered, admitted, successful, good, neutral) >= 0 AND good <= successful
                     AND successful + neutral <= admitted AND admitted <= offered)"""
@@ -54,9 +58,7 @@ WITH loads AS MATERIALIZED (
   SELECT counts.*, {MINUTE_BIT} AS minutes, {OVER.format(limit="version.load_limit_per_s")} AS outside
     FROM contracts_objectiveminute AS counts
     JOIN contracts_contractversion AS version ON version.id = counts.contract_version_id
-    JOIN contracts_contract AS contract ON contract.id = version.contract_id
-    LEFT JOIN loads ON loads.workload_class_id = contract.workload_class_id AND loads.pool_id = counts.pool_id
-                   AND loads.minute = counts.minute
+    JOIN contracts_contract AS contract ON contract.id = version.contract_id {JOIN_LOADS.format(whose="contract")}
    WHERE counts.minute >= %(hour)s AND counts.minute < %(hour)s + interval '1 hour'
 )
 INSERT INTO contracts_objectivehour

@@ -14,7 +14,7 @@ from operator import itemgetter
 
 from django.db import connection
 
-from controlplane.contracts.hours import LOADS, MINUTE_BIT, NONSENSE, OVER
+from controlplane.contracts.hours import JOIN_LOADS, LOADS, MINUTE_BIT, NONSENSE, OVER
 from controlplane.core.slo import Totals
 
 SETTLING = timedelta(minutes=6)
@@ -33,9 +33,7 @@ _MINUTES = f"""{_COLUMNS.format(at="minute")}, {{outside}} AS outside,
     FROM minutes AS counts
     JOIN asked ON asked.id = counts.contract_version_id {{loads}}
    WHERE asked.load_limit_per_s {{limited}}"""  # noqa: S608 - put together from constants
-_LOADED = """
-    LEFT JOIN loads ON loads.workload_class_id = asked.workload_class_id AND loads.pool_id = counts.pool_id
-                   AND loads.minute = counts.minute"""
+_LOADED = JOIN_LOADS.format(whose="asked")
 
 # One pass: a minute is counted in the shortest span that holds it (`place`), and longer spans add up what is in theirs.
 # `bounds` are the instants at which spans begin, oldest first, so the more of them lie before a minute the shorter is

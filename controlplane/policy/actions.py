@@ -176,11 +176,8 @@ def refresh_bindings(*, actor: Actor, now: datetime) -> Revision | None:
     """
     with transaction.atomic():
         _take_turn()
-        current = latest_revision()
+        current = _settled_revision()
         if current is None:
-            return None
-        rollout = Rollout.objects.filter(revision=current).first()
-        if rollout is None or rollout.state == Rollout.State.STOPPED or _waves_pending(rollout):
             return None
         present = Configuration.from_json(current.configuration)
         bound = present.with_bindings(_bindings())
@@ -205,15 +202,23 @@ def refresh_bindings(*, actor: Actor, now: datetime) -> Revision | None:
     return revision
 
 
+def _settled_revision() -> Revision | None:
+    """The latest revision, unless its rollout is under way or stopped: whether its content stays is open then."""
+    current = latest_revision()
+    rollout = Rollout.objects.filter(revision=current).first() if current is not None else None
+    if rollout is None or rollout.state == Rollout.State.STOPPED or _waves_pending(rollout):
+        return None
+    return current
+
+
 def repeat_latest(*, actor: Actor, reason: str, now: datetime) -> Revision | None:
     """Ships the last policy unchanged under a new number, to agents that may have a later one from a database that is
     lost. None where there is none, or where its rollout is under way or stopped: that is for a person to decide.
     """
     with transaction.atomic():
         _take_turn()
-        current = latest_revision()
-        rollout = Rollout.objects.filter(revision=current).first() if current is not None else None
-        if current is None or rollout is None or rollout.state == Rollout.State.STOPPED or _waves_pending(rollout):
+        current = _settled_revision()
+        if current is None:
             return None
         content = Configuration.from_json(current.configuration)
         revision = _publish(content, actor=actor, reason=reason, now=now, waves=plans(ALL_AT_ONCE))
